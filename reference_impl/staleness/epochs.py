@@ -1,0 +1,171 @@
+"""The epochs of one sequence's tokens, run-length encoded, as an inference engine stamps them.
+
+An epoch is the integer that names the policy checkpoint loaded in the engine. Megatron-RL hands a rollout's
+`policy_epoch` and `kv_cache_epoch` over as lists of `(start index, epoch)`, each holding until the next start;
+`EpochRuns` is that list in its one canonical form, so that two equal histories compare equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+def _integer(value: object, name: str) -> int:
+    """`value` as a plain `int` that is 0 or more; `True` is a mistake here, never a 1."""
+    if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer):
+        raise ValueError(f"{name} must be an integer, got {value!r}")
+    if value < 0:
+        raise ValueError(f"{name} must be 0 or more, got {value}")
+    return int(value)
+
+
+def _pair(boundary: object, number: int) -> tuple[int, int]:
+    """One stamped boundary as `(start, epoch)`; `number` is its place in the list, for the error."""
+    # Sequence leaves out sets, whose order is chance, and str, whose "pairs" are letters, fails as a non-integer.
+    if not isinstance(boundary, Sequence | np.ndarray) or len(boundary) != 2:
+        raise ValueError(f"boundary {number} must be a pair (start, epoch), got {boundary!r}")
+    start, epoch = boundary
+    return _integer(start, f"start of boundary {number}"), _integer(epoch, f"epoch of boundary {number}")
+
+
+def _canonical(boundaries: Iterable[object], length: int) -> tuple[tuple[int, int], ...]:
+    """The checked runs: starts rise, neighbours differ, and each run holds at least one of `length` tokens."""
+    stamped = [_pair(boundary, number) for number, boundary in enumerate(boundaries)]
+    if length and not stamped:
+        raise ValueError(f"no epoch boundary for {length} tokens; missing epochs are never taken as 0")
+    if length and stamped[0][0] != 0:
+        raise ValueError(f"the first boundary must start at token 0, got {stamped[0][0]}")
+    runs: list[tuple[int, int]] = []
+    last_start = 0
+    for number, (start, epoch) in enumerate(stamped):
+        if start < last_start:
+            raise ValueError(f"start of boundary {number} goes backwards, from {last_start} to {start}")
+        last_start = start
+        if start >= length:  # stamped on tokens that were cut off, or on none; later starts are still checked
+            continue
+        if runs and runs[-1][0] == start:  # two updates with no token between: the first left no trace
+            runs.pop()
+        if not runs or runs[-1][1] != epoch:
+            runs.append((start, epoch))
+    return tuple(runs)
+
+
+@dataclass(frozen=True)
+class EpochRuns:
+    """Which epoch each of a sequence's tokens carries, as runs of equal epochs.
+
+    `runs`
+    : `(start index, epoch)` of each run, starts rising from 0, no two neighbours with the same epoch. Indices count
+      the sequence's tokens from 0; an epoch is the number of a policy checkpoint (a training step).
+
+    `length`
+    : Tokens in the sequence. The last run ends here.
+
+    The plain constructor takes canonical runs only and raises `ValueError` for any other; what an engine stamped
+    goes through `EpochRuns.from_boundaries`. Source of the form: Megatron-RL, whose `policy_epoch` and
+    `kv_cache_epoch` are lists of `(start index, epoch)`.
+    """
+
+    runs: tuple[tuple[int, int], ...]
+    length: int
+
+    def __post_init__(self) -> None:
+        if self.runs != _canonical(self.runs, _integer(self.length, "length")):
+            raise ValueError(f"runs {self.runs!r} are not canonical; build them with EpochRuns.from_boundaries")
+
+    @classmethod
+    def from_boundaries(cls, boundaries: Iterable[Sequence[int]], length: int) -> EpochRuns:
+        """The runs that a list of stamped boundaries describes.
+
+        `boundaries`
+        : Pairs `(start, epoch)`, tuples or lists, starts never falling. Where two share a start the later one wins
+          (the earlier epoch has no token); equal neighbours are merged; a boundary at or past `length` is dropped,
+          because the sequence may have been cut after it was stamped.
+
+        `length`
+        : Tokens in the sequence, 0 or more.
+
+        Raises `ValueError`, in one line, when tokens have no boundary or the first does not start at 0, when a start
+        goes backwards, and for anything that is not an integer of 0 or more (a bool is none).
+        """
+        length = _integer(length, "length")
+        return cls(_canonical(boundaries, length), length)
+
+    def spans(self) -> Iterator[tuple[int, int, int]]:
+        """`(start, stop, epoch)` of each run in order; `stop` is exclusive."""
+        stops = [start for start, _ in self.runs[1:]] + [self.length]
+        for (start, epoch), stop in zip(self.runs, stops, strict=False):  # an empty sequence has one stop, no run
+            yield start, stop, epoch
+
+    def expand(self) -> np.ndarray:
+        """The epoch of each token: int64, shape `[length]`."""
+        epochs = np.array([epoch for _, epoch in self.runs], dtype=np.int64)
+        return np.repeat(epochs, [stop - start for start, stop, _ in self.spans()])
+
+    def staleness(self, step: int) -> np.ndarray:
+        """The staleness of each token when training step `step` consumes it, `step - epoch`: int64, `[length]`.
+
+        Raises `ValueError` naming the first token whose epoch is newer than `step`.
+        """
+        return self._checked_step(step) - self.expand()
+
+    def mean_staleness(self, step: int) -> float:
+        """The mean of `staleness(step)` over the tokens, in training steps, without expanding the runs.
+
+        Every token weighs the same, so 9 tokens at epoch 1 and 1 at epoch 5, consumed at step 6, give 4.6 and not
+        the runs' own mean of 3.0. Raises `ValueError` like `staleness`, and for an empty sequence.
+        """
+        step = self._checked_step(step)
+        if not self.length:
+            raise ValueError("an empty sequence has no mean staleness")
+        return sum((step - epoch) * (stop - start) for start, stop, epoch in self.spans()) / self.length
+
+    def slice(self, start: int, stop: int) -> EpochRuns:
+        """The runs of tokens `start` to `stop` (exclusive), counted anew from 0.
+
+        Raises `ValueError` unless `0 <= start <= stop <= length`: a range outside the sequence is a wrong prompt
+        length more often than it is a wish.
+        """
+        start, stop = _integer(start, "start"), _integer(stop, "stop")
+        if not start <= stop <= self.length:
+            raise ValueError(f"slice {start}:{stop} does not lie within the sequence's {self.length} tokens")
+        kept = [(max(first - start, 0), epoch) for first, last, epoch in self.spans() if last > start]
+        return EpochRuns.from_boundaries(kept if stop > start else [], stop - start)
+
+    def append(self, epoch: int, count: int = 1) -> EpochRuns:
+        """The runs with `count` more tokens of `epoch` at the end; a count of 0 changes nothing.
+
+        Raises `ValueError` for an epoch or a count that is not an integer of 0 or more.
+        """
+        epoch, count = _integer(epoch, "epoch"), _integer(count, "count")
+        return EpochRuns.from_boundaries([*self.runs, (self.length, epoch)], self.length + count)
+
+    @property
+    def oldest(self) -> int:
+        """The smallest epoch of any token. Raises `ValueError` for an empty sequence."""
+        return min(self._epochs())
+
+    @property
+    def newest(self) -> int:
+        """The largest epoch of any token. Raises `ValueError` for an empty sequence."""
+        return max(self._epochs())
+
+    def to_json(self) -> list[list[int]]:
+        """`[[start, epoch], ...]`, as a run folder stores it; `from_boundaries` with `length` reads it back."""
+        return [[start, epoch] for start, epoch in self.runs]
+
+    def _epochs(self) -> list[int]:
+        if not self.runs:
+            raise ValueError("an empty sequence has no epochs")
+        return [epoch for _, epoch in self.runs]
+
+    def _checked_step(self, step: int) -> int:
+        """`step` as an `int` that no token's epoch is ahead of."""
+        step = _integer(step, "step")
+        for start, epoch in self.runs:
+            if epoch > step:
+                raise ValueError(f"step {step} is older than epoch {epoch} of token {start}")
+        return step
