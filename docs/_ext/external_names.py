@@ -1,0 +1,47 @@
+"""Link the names of other projects that our signatures use, from a table instead of inventories fetched over a network.
+
+A name that is neither ours nor here is a dead reference and fails the build: add it once its page has been looked up.
+"""
+
+from typing import Any
+
+from docutils import nodes
+from sphinx.addnodes import pending_xref
+from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
+
+_PYTHON = "https://docs.python.org/3/library"
+_TORCH = "https://docs.pytorch.org/docs/stable"
+
+PAGES = {
+    "argparse.Namespace": f"{_PYTHON}/argparse.html",
+    "collections.abc.AsyncIterator": f"{_PYTHON}/collections.abc.html",
+    "collections.abc.Callable": f"{_PYTHON}/collections.abc.html",
+    "collections.abc.Collection": f"{_PYTHON}/collections.abc.html",
+    "collections.abc.Iterable": f"{_PYTHON}/collections.abc.html",
+    "collections.abc.Iterator": f"{_PYTHON}/collections.abc.html",
+    "collections.abc.Mapping": f"{_PYTHON}/collections.abc.html",
+    "collections.abc.Sequence": f"{_PYTHON}/collections.abc.html",
+    "dataclasses.dataclass": f"{_PYTHON}/dataclasses.html",
+    "enum.Enum": f"{_PYTHON}/enum.html",
+    "enum.IntEnum": f"{_PYTHON}/enum.html",
+    "enum.StrEnum": f"{_PYTHON}/enum.html",
+    "pathlib.Path": f"{_PYTHON}/pathlib.html",
+    "torch.Tensor": f"{_TORCH}/tensors.html",
+    "torch.device": f"{_TORCH}/tensor_attributes.html",
+    "torch.dtype": f"{_TORCH}/tensor_attributes.html",
+}
+
+
+def resolve(_app: Sphinx, _env: BuildEnvironment, node: pending_xref, shown: nodes.TextElement) -> nodes.Node | None:
+    """Return a link to the name's page, or None to leave it unresolved."""
+    name = node.get("reftarget", "")
+    if node.get("refdomain") != "py" or name not in PAGES:
+        return None
+    return nodes.reference("", "", shown, internal=False, refuri=f"{PAGES[name]}#{name}", reftitle=name)
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Try the table before Sphinx reports a missing reference."""
+    app.connect("missing-reference", resolve)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,158 @@
+"""Read a MyST page into its fences: everything on it that a reader may take for code, a listing or a diagram.
+
+The page is read by MyST's own parser, so that what is found is what Sphinx shows; a regular expression would miss a
+fence in a list and find one in a comment. Nothing is dropped: indented code, fences without a language and fences
+hidden in HTML comments come out too, under kinds that no evaluator claims, because what goes unnoticed here rots.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from textwrap import dedent
+
+from markdown_it.renderer import RendererHTML
+from markdown_it.token import Token
+from myst_parser.config.main import MdParserConfig
+from myst_parser.parsers.mdit import create_md_parser
+
+# One list for the site and for the lexer: were they to differ, a page would be read in two ways.
+MYST_EXTENSIONS = frozenset({"attrs_block", "attrs_inline", "colon_fence", "deflist", "dollarmath", "fieldlist"})
+
+# Directives that show code: their argument is the language.
+CODE_DIRECTIVES = frozenset({"code", "code-block", "sourcecode"})
+
+# Directives whose body is MyST. The text after the name opens the body of the first sort, and titles the second.
+PLAIN_CONTAINERS = frozenset({"important", "note", "tab-set", "tip", "warning"})
+TITLED_CONTAINERS = frozenset({"admonition", "dropdown", "tab-item"})
+
+INDENTED = "<indented code>"
+UNLABELLED = "<no language>"
+HIDDEN = "<hidden in a comment>"
+RAW_HTML = "<raw HTML>"
+
+_DIRECTIVE = re.compile(r"\{(?P<name>[\w:.+-]+)\} ?(?P<argument>.*)", re.DOTALL)
+_OPTION = re.compile(r"\s*:(?!::)(?P<name>[^:]+):(?P<value>.*)")
+_FENCE_MARK = re.compile(r"^[\s>%*+-]*(?:`{3,}|~{3,}|:{3,})", re.MULTILINE)
+_COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
+_HTML_LISTING = re.compile(r"<(?:pre|code|samp|kbd|textarea|xmp)\b", re.IGNORECASE)
+_MYST = create_md_parser(MdParserConfig(enable_extensions=set(MYST_EXTENSIONS)), RendererHTML)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fence:
+    """One block of a page, as it is written.
+
+    `kind` is the language, or a directive's name in braces (`{graphviz}`), or one of the names in angle brackets above.
+    `line` and `last_line` count from 1 and hold the fence marks; `source_line` is where `source`, without its options,
+    begins.
+    """
+
+    kind: str
+    source: str
+    line: int
+    last_line: int
+    source_line: int
+    argument: str = ""
+    options: dict[str, str] = field(default_factory=dict)
+
+
+def fences(text: str) -> Iterator[Fence]:
+    """Yield the fences of the page `text` from top to bottom, entering the directives whose body is MyST."""
+    yield from _fences(text, above=0)
+
+
+def _fences(text: str, *, above: int) -> Iterator[Fence]:
+    """Yield the fences of `text`, which has `above` lines of the page before it."""
+    for token in _MYST.parse(text):
+        if token.type in {"fence", "colon_fence"}:
+            yield from _fence(token, above)
+        elif token.type == "code_block":
+            yield _block(INDENTED, token, above)
+        elif token.type in {"html_block", "myst_line_comment", "inline"}:
+            yield from _unshown(token, above)
+
+
+def _fence(token: Token, above: int) -> Iterator[Fence]:
+    """Yield the fence that is `token`, or the fences inside it when it is a container."""
+    directive = _DIRECTIVE.fullmatch(token.info)
+    if directive is None:
+        yield _block(token.info or UNLABELLED, token, above)
+        return
+    name, argument = directive["name"], directive["argument"]
+    options, body, skipped = split_options(token.content)
+    if name in PLAIN_CONTAINERS | TITLED_CONTAINERS:
+        below = _lines(token)[0] + above + 1 + skipped
+        if name in PLAIN_CONTAINERS and argument.strip():
+            # The argument is the body's first line, one line above where the rest of it is.
+            yield from _fences(f"{argument}\n{body}", above=below - 1)
+        else:
+            yield from _fences(body, above=below)
+        return
+    kind = (argument or UNLABELLED) if name in CODE_DIRECTIVES else f"{{{name}}}"
+    yield _block(kind, token, above, source=body, skipped=skipped, argument=argument.strip(), options=options)
+
+
+def _unshown(token: Token, above: int) -> Iterator[Fence]:
+    """Yield what would escape every check: a fence in a comment, that nobody sees, and a listing in raw HTML."""
+    if token.type == "inline":
+        html = " ".join(child.content for child in token.children or () if child.type == "html_inline")
+        if _HTML_LISTING.search(html):
+            yield _block(RAW_HTML, token, above, source=html)
+        return
+    is_comment = token.type == "myst_line_comment"
+    html = "" if is_comment else _COMMENT.sub("", token.content)
+    if _FENCE_MARK.search(html) or _HTML_LISTING.search(html):
+        yield _block(RAW_HTML, token, above)
+    elif _FENCE_MARK.search(token.content):
+        yield _block(HIDDEN, token, above)
+
+
+def _block(
+    kind: str,
+    token: Token,
+    above: int,
+    *,
+    source: str | None = None,
+    skipped: int = 0,
+    argument: str = "",
+    options: dict[str, str] | None = None,
+) -> Fence:
+    first, end = _lines(token)
+    has_marks = token.type in {"fence", "colon_fence"}
+    return Fence(
+        kind=kind,
+        source=token.content if source is None else source,
+        line=above + first + 1,
+        last_line=above + end,
+        source_line=above + first + 1 + has_marks + skipped,
+        argument=argument,
+        options=options or {},
+    )
+
+
+def _lines(token: Token) -> tuple[int, int]:
+    """Return the first line of a block and the line after its last, counted from 0."""
+    assert token.map is not None, f"MyST gave no lines for {token.type}"
+    return token.map[0], token.map[1]
+
+
+def split_options(content: str) -> tuple[dict[str, str], str, int]:
+    """Part a directive's content into its options, its body, and the number of lines that come before the body.
+
+    Both of MyST's forms are known: lines `:name: value`, and a block between two lines `---`. As in MyST, one blank
+    line before the body is no part of it.
+    """
+    lines = content.split("\n")
+    count, written = 0, list[str]()
+    if lines[0].startswith("---"):
+        end = next((n for n, line in enumerate(lines[1:], 1) if line.startswith("---")), len(lines) - 1)
+        written, count = [f":{line}" for line in dedent("\n".join(lines[1:end])).split("\n")], end + 1
+    else:
+        while count < len(lines) and _OPTION.fullmatch(lines[count]):
+            written.append(lines[count])
+            count += 1
+    found = [_OPTION.fullmatch(line) for line in written]
+    options = {match["name"].strip(): match["value"].strip() for match in found if match}
+    if count < len(lines) - 1 and not lines[count].strip():
+        count += 1
+    return options, "\n".join(lines[count:]), count
