@@ -1,0 +1,90 @@
+"""Attention over a paged KV cache in plain PyTorch, where flash-attn is not installed.
+
+It takes the place of Megatron's `Attention.flash_decode_and_prefill` and computes the same thing. Decode steps, where
+speed is decided, are one batched call without a Python loop or a host synchronisation, so CUDA graphs can capture them.
+Prefills are few and large, and run request by request.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def flash_decode_and_prefill(
+    self,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    seqlens_k: Tensor,
+    block_table: Tensor,
+    is_decode_only: bool,
+    softmax_offset: Tensor | None = None,
+) -> Tensor:
+    """Megatron's signature; `q` is [tokens, 1, heads, dim], `k` and `v` are [blocks, block size, KV heads, dim].
+
+    Returns [tokens, 1, heads, dim].
+    """
+    if softmax_offset is not None:
+        raise NotImplementedError("attention sinks need flash-attn")
+    if is_decode_only:
+        return decode_attention(q[:, 0], k, v, seqlens_k, block_table, max_seqlen_k).unsqueeze(1)
+    return prefill_attention(q[:, 0], k, v, cu_seqlens_q, seqlens_k, block_table).unsqueeze(1)
+
+
+def decode_attention(
+    q: Tensor, k: Tensor, v: Tensor, seqlens_k: Tensor, block_table: Tensor, max_seqlen_k: int
+) -> Tensor:
+    """One query token a request: `q` [requests, heads, dim] attends to that request's `seqlens_k` cached tokens."""
+    requests, heads, dim = q.shape
+    kv_heads = k.shape[2]
+    slots = slots_of(block_table, max_seqlen_k, k.shape[1])
+    keys, values = gather(k, slots), gather(v, slots)
+    mask = torch.arange(max_seqlen_k, device=q.device) < seqlens_k[:, None]
+    # A padding row of a CUDA graph has no cached token; one visible key keeps its softmax from being NaN.
+    mask[:, 0] = True
+    # The heads that share a KV head are its queries, so K and V are never repeated.
+    grouped = q.view(requests, kv_heads, heads // kv_heads, dim)
+    out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask[:, None, None])
+    return out.reshape(requests, heads, dim)
+
+
+def prefill_attention(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, seqlens_k: Tensor, block_table: Tensor
+) -> Tensor:
+    """Any number of query tokens a request: `q` [tokens, heads, dim], causal from the end of each request's cache."""
+    out = torch.zeros_like(q)
+    ends = cu_seqlens_q.tolist()
+    for i, cached in enumerate(seqlens_k.tolist()):
+        start, end = ends[i], ends[i + 1]
+        if end == start:
+            continue
+        slots = slots_of(block_table[i : i + 1], cached, k.shape[1])
+        queries = q[start:end].transpose(0, 1)[None]
+        # Square: a whole prompt. Otherwise a later chunk, or a decode row in a mixed step: query j sees all keys
+        # but the last (end - start - 1 - j).
+        whole = end - start == cached
+        visible = None if whole else torch.ones(end - start, cached, dtype=torch.bool, device=q.device)
+        if visible is not None:
+            visible = visible.tril(cached - (end - start))
+        attended = F.scaled_dot_product_attention(
+            queries, gather(k, slots), gather(v, slots), attn_mask=visible, is_causal=whole, enable_gqa=True
+        )
+        out[start:end] = attended[0].transpose(0, 1)
+    return out
+
+
+def slots_of(block_table: Tensor, length: int, block_size: int) -> Tensor:
+    """Cache slots of the first `length` tokens of each request: [requests, length] into the flattened cache."""
+    positions = torch.arange(length, device=block_table.device)
+    blocks = block_table[:, positions // block_size].clamp(min=0).long()  # -1 pads the table
+    return blocks * block_size + positions % block_size
+
+
+def gather(cache: Tensor, slots: Tensor) -> Tensor:
+    """K or V of the given slots as [requests, KV heads, length, dim]."""
+    flat = cache.flatten(0, 1)
+    return flat.index_select(0, slots.flatten()).view(*slots.shape, *flat.shape[1:]).transpose(1, 2)
