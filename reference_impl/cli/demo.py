@@ -1,0 +1,73 @@
+"""`genref demo`: a real model answers, its weights change twice while it does, and a page shows which token saw which."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from reference_impl.cli.quiet import quiet_upstream
+
+PROMPTS = (
+    "What is the capital of France?",
+    "Which planet is known as the Red Planet?",
+    "Write one sentence about the sea.",
+    "What do bees make?",
+    "Explain in a few words what a compiler does.",
+    "Name three primary colours.",
+    "Why is the sky blue?",
+    "Tell me a very short story about a robot.",
+)
+
+SETTINGS = (
+    "policy.max_total_sequence_length=256",
+    "policy.generation.max_new_tokens=48",
+    "policy.generation.mcore_generation_config.buffer_size_gb=0.25",
+    "policy.generation.mcore_generation_config.block_size_tokens=16",
+    "policy.generation.mcore_generation_config.max_requests=8",
+    "policy.generation.mcore_generation_config.max_tokens=1024",
+    "policy.generation.mcore_generation_config.cuda_graph_impl=none",
+)
+
+
+def demo(
+    model: Annotated[str, typer.Option(help="smollm2, tiny, a model folder or a .gguf file.")] = "smollm2",
+    mode: Annotated[str, typer.Option(help="direct or coordinator.")] = "direct",
+    update_every: Annotated[int, typer.Option(min=1, help="Sampled tokens between the two weight updates.")] = 104,
+    run_folder: Annotated[Path | None, typer.Option(help="Where results go. Default: runs/demo-DATE-TIME.")] = None,
+) -> None:
+    """Answer eight prompts greedily, replace the weights twice meanwhile, and show each token's checkpoint."""
+    quiet_upstream()
+    from rich.console import Console
+
+    from reference_impl.config.loader import load_recipe
+
+    recipe = load_recipe(None, [f"policy.model_name={model}", f"policy.generation.mode={mode}", *SETTINGS])
+
+    from reference_impl.cli.session import Updates, generate_run, new_run_folder
+    from reference_impl.generation.registry import create_backend
+    from reference_impl.models.catalog import chat_prompt
+    from reference_impl.staleness.report import print_strips, write_html
+    from reference_impl.staleness.runs import RunWriter, read_run
+
+    engine = create_backend(recipe)
+    prompts = [(text, chat_prompt(engine.tokenizer, text)) for text in PROMPTS]
+    folder = run_folder or new_run_folder("demo")
+    interrupted = False
+    try:
+        with engine, RunWriter(folder) as writer:
+            writer.header(model=model, backend="megatron", mode=mode, epoch=engine.epoch)
+            updates = Updates(update_every, most=2)
+            generate_run(engine, prompts, writer, greedy=True, updates=updates, finished=lambda record: None)
+    except KeyboardInterrupt:
+        interrupted = True
+    run = read_run(folder)
+    write_html(run, folder / "report.html")
+    print_strips(run, Console(highlight=False))
+    several = sum(record.error is None and len(record.generated_policy.runs) > 1 for record in run.sequences)
+    print(f"{len(run.updates)} weight updates; {several} of {len(run.sequences)} answers carry more than one policy epoch")
+    print(f"run:    {folder / 'run.jsonl'}")
+    print(f"report: {folder / 'report.html'}")
+    if interrupted:
+        print("genref: interrupted; the run folder holds what was generated", file=sys.stderr)
+        raise typer.Exit(130)

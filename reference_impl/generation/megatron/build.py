@@ -1,0 +1,140 @@
+"""From YAML to engine: `mcore_generation_config` becomes an `InferenceConfig`, and that a `DynamicInferenceEngine`.
+
+The chain is Megatron's own and is built in its order: the context holds the KV cache, the wrapper runs the model over it,
+the controller samples, the engine schedules.
+"""
+
+import logging
+from typing import Any
+
+import torch
+
+from reference_impl.config.errors import ConfigError
+from reference_impl.config.schema import GenerationConfig, MCoreGenerationConfig, PolicyConfig, Recipe
+from reference_impl.models.llama import LlamaShape
+from reference_impl.platforms import cpu, cuda
+from reference_impl.platforms.single_rank import ensure_single_rank
+
+log = logging.getLogger("genref")
+
+
+class TokenIds:
+    """What the engine takes for a tokenizer: text is token ids with spaces between.
+
+    The real tokenizer stays outside. The coordinator process unpickles this class, so it lives at module level.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+        self.bos = self.eod = self.pad = -1
+
+    def tokenize(self, text: str, **kwargs: Any) -> list[int]:
+        """`"5 6"` -> `[5, 6]`."""
+        return [int(piece) for piece in text.split()]
+
+    def detokenize(self, ids: list[int], **kwargs: Any) -> str:
+        """`[5, 6]` -> `"5 6"`."""
+        return " ".join(map(str, ids))
+
+
+def choose_device(policy: PolicyConfig) -> torch.device:
+    """The device that `policy.device` asks for, with the platform for it switched on."""
+    wanted = policy.device
+    if wanted == "cuda" and cpu.needed():
+        raise ConfigError("policy.device: cuda, but PyTorch finds no CUDA device; write auto or cpu")
+    if wanted == "cpu" and not cpu.needed():
+        raise ConfigError(
+            "policy.device: cpu, but there is a CUDA device, which Megatron would use; hide it with CUDA_VISIBLE_DEVICES=''"
+        )
+    if cpu.enable():
+        return torch.device("cpu")
+    log.info("attention: %s", cuda.enable())
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def choose_dtype(policy: PolicyConfig, device: torch.device) -> torch.dtype:
+    """`auto` is float32 on a CPU and bfloat16 on CUDA."""
+    named = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+    return named.get(policy.precision, torch.float32 if device.type == "cpu" else torch.bfloat16)
+
+
+def graph_settings(recipe: Recipe, device: torch.device) -> tuple[str, str]:
+    """(`cuda_graph_impl`, `inference_cuda_graph_scope`) for the model; both `none` on a CPU, which has no graphs."""
+    config = recipe.policy.generation.mcore_generation_config
+    if device.type == "cpu":
+        key = "policy.generation.mcore_generation_config.num_cuda_graphs"
+        if key in recipe.explicit and config.num_cuda_graphs and config.cuda_graph_impl != "none":
+            log.warning("%s: %s, but CUDA graphs are off on a CPU", key, config.num_cuda_graphs)
+        return "none", "none"
+    if config.cuda_graph_impl == "none":
+        return "none", "none"
+    return config.cuda_graph_impl, config.inference_cuda_graph_scope
+
+
+def inference_config(generation: GenerationConfig, shape: LlamaShape, dtype: torch.dtype, device: torch.device) -> Any:
+    """Megatron's `InferenceConfig`, key by key."""
+    from megatron.core.inference.config import InferenceConfig, KVCacheManagementMode
+
+    config = generation.mcore_generation_config
+    graphs_for_prefill = config.use_cuda_graphs_for_non_decode_steps and not cuda.prefill_needs_host(device)
+    return InferenceConfig(
+        block_size_tokens=config.block_size_tokens,
+        buffer_size_gb=config.buffer_size_gb,
+        max_requests=max_requests(config, shape, dtype),
+        max_tokens=config.max_tokens,
+        max_sequence_length=config.max_model_len,
+        num_cuda_graphs=config.num_cuda_graphs if device.type == "cuda" else None,
+        use_cuda_graphs_for_non_decode_steps=graphs_for_prefill,
+        kv_cache_management_mode=KVCacheManagementMode(config.kv_cache_management_mode),
+        materialize_only_last_token_logits=config.materialize_only_last_token_logits,
+        enable_chunked_prefill=config.enable_chunked_prefill,
+        enable_prefix_caching=config.enable_prefix_caching,
+        num_speculative_tokens=config.num_speculative_tokens,
+        logging_step_interval=config.logging_step_interval,
+        logprobs_mode=generation.logprobs_mode,
+        use_flashinfer_fused_rope=False,
+        # The coordinator's loop looks for a PAUSE once in this many steps; with one rank the look costs nothing.
+        ep_consensus_interval=1,
+    )
+
+
+def block_size_bytes(config: MCoreGenerationConfig, shape: LlamaShape, dtype: torch.dtype) -> int:
+    """Bytes of one KV block over all layers: K and V, layers, tokens, KV heads, head size, element size."""
+    per_token = 2 * shape.num_hidden_layers * shape.num_key_value_heads * shape.head_dim * dtype.itemsize
+    return per_token * config.block_size_tokens
+
+
+def max_requests(config: MCoreGenerationConfig, shape: LlamaShape, dtype: torch.dtype) -> int:
+    """`max_requests`, or as many as the buffer has blocks, but no more than a step has tokens.
+
+    0.19.2 takes one request a block and asserts that a step can hold them all, so that the documented
+    `buffer_size_gb: 10` fails on a small model. The bound makes small models and large buffers go together.
+    """
+    if config.max_requests is not None:
+        if config.max_requests > config.max_tokens:
+            raise ConfigError(
+                f"policy.generation.mcore_generation_config.max_requests: {config.max_requests} is more than "
+                f"max_tokens: {config.max_tokens}; a decode step takes one token of each request"
+            )
+        return config.max_requests
+    blocks = int(config.buffer_size_gb * 2**30) // block_size_bytes(config, shape, dtype)
+    rounded = max(blocks - 1, 1) // 4 * 4  # Megatron rounds the number of requests down to a multiple of four
+    return max(min(rounded, config.max_tokens), 1)
+
+
+def build_engine(recipe: Recipe, model: Any, shape: LlamaShape, device: torch.device) -> Any:
+    """Context, wrapper, controller and engine over a model that stays the caller's; its weights are used where they lie."""
+    ensure_single_rank()
+    from megatron.core.inference.contexts.dynamic_context import DynamicInferenceContext
+    from megatron.core.inference.engines.dynamic_engine import DynamicInferenceEngine
+    from megatron.core.inference.model_inference_wrappers.gpt.gpt_inference_wrapper import GPTInferenceWrapper
+    from megatron.core.inference.text_generation_controllers.text_generation_controller import TextGenerationController
+
+    from reference_impl.generation.megatron.sampling import ExactSampling
+
+    model.eval()
+    config = inference_config(recipe.policy.generation, shape, model.config.params_dtype, device)
+    context = DynamicInferenceContext(model.config, config)
+    controller = TextGenerationController(GPTInferenceWrapper(model, context), TokenIds(shape.vocab_size))
+    controller._sampling = ExactSampling(controller.sampling_rng)
+    return DynamicInferenceEngine(controller, context)

@@ -1,0 +1,65 @@
+"""When a sequence ends: several stop ids, and stop strings across token borders, in the step that completes them.
+
+Megatron's engine knows one `termination_id`, and finds stop words only after a step, so that a further step runs for
+nothing and, in 0.19.2, tokens are dropped whose log-probabilities stay. Its controller offers a callback instead, between
+sampling and book-keeping; a request named there ends in this very step, with its last token and log-probability.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+Decode = Callable[[list[int]], str]
+
+STOP_IDS, STOP_STRINGS = "stop_token_ids", "stop_strings"
+"""Attributes that travel on Megatron's `SamplingParams`, also through its coordinator."""
+
+
+@dataclass(frozen=True)
+class Stops:
+    """What ends one sequence. What stops it is part of it."""
+
+    token_ids: list[int] = field(default_factory=list)
+    strings: list[str] = field(default_factory=list)
+
+    def completed_by(self, generated: list[int], decode: Decode | None) -> bool:
+        """Whether the last token of `generated` is a stop id or completes a stop string."""
+        if not generated:
+            return False
+        if generated[-1] in self.token_ids:
+            return True
+        if not self.strings:
+            return False
+        if decode is None:
+            raise ValueError("stop_strings needs a tokenizer, and none was given")
+        # A token stands for one byte at least, so the match lies in the last bytes; four more for a character cut open.
+        tail = max(len(string.encode()) for string in self.strings) + 4
+        text = decode(generated[-tail:])
+        return any(string in text for string in self.strings)
+
+
+class StopRule:
+    """The controller's callback. It also counts sampled tokens, since it is the one place that sees each of them."""
+
+    def __init__(self, engine: Any, decode: Decode | None) -> None:
+        self._engine = engine
+        self._decode = decode
+        self.sampled_tokens = 0
+
+    def __call__(self, active_request_ids: list[int]) -> set[int]:
+        """The requests among `active_request_ids` that the tokens just sampled complete."""
+        sampled = self._engine.controller._sampled_tokens_cuda[: len(active_request_ids)].tolist()
+        unfinished_prefill = self._engine.context.chunked_prefill_request_id
+        done = set()
+        for request_id, token in zip(active_request_ids, sampled, strict=True):
+            if request_id == unfinished_prefill:
+                continue  # what is sampled in the middle of a prompt is thrown away
+            self.sampled_tokens += 1
+            record = self._engine.requests[request_id].record
+            # The first request of the record has all parameters; Megatron's copies after an eviction lose ours.
+            params = record[0].sampling_params
+            stops = Stops(getattr(params, STOP_IDS, []), getattr(params, STOP_STRINGS, []))
+            earlier = [t for request in record.requests for t in request.generated_tokens] if stops.strings else []
+            if stops.completed_by([*earlier, token], self._decode):
+                done.add(request_id)
+        return done

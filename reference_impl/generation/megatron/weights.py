@@ -1,0 +1,62 @@
+"""Weight updates: other values in the same parameters, and the epoch that names them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def check_update(model: Any, state_dict: Mapping[str, Tensor]) -> None:
+    """Raise `ValueError` that names the first parameter which is missing, unknown or of another shape."""
+    parameters = dict(model.named_parameters())
+    if unknown := sorted(set(state_dict) - set(parameters)):
+        raise ValueError(f"weight {unknown[0]} is not a parameter of the model; names are Megatron's, not Hugging Face's")
+    for name, parameter in parameters.items():
+        if name not in state_dict:
+            raise ValueError(f"weight {name} is missing from the update")
+        if state_dict[name].shape != parameter.shape:
+            found, expected = list(state_dict[name].shape), list(parameter.shape)
+            raise ValueError(f"weight {name} has shape {found}, expected {expected}")
+
+
+def copy_weights(model: Any, state_dict: Mapping[str, Tensor]) -> None:
+    """Copy into the model's own parameters, tensor by tensor: whoever else holds them, training above all, sees it too."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(state_dict[name])
+
+
+def stamp_epoch(engine: Any, epoch: int) -> None:
+    """Stamp `epoch` on the engine and its requests as Megatron does when `SET_GENERATION_EPOCH` arrives.
+
+    Upstream's stamping is part of the coordinator's message loop (`DynamicInferenceEngine.schedule_requests`), which the
+    direct mode does not run. A test holds this function to that loop's answers, imprecisions included.
+    """
+    engine._generation_epoch = epoch
+    for entry in engine.requests.values():
+        request = entry.record[-1]
+        boundary = len(request.prompt_tokens) + len(request.generated_tokens) - 1
+        for name in ("policy_epoch", "kv_cache_epoch"):
+            stamps = getattr(request, name)
+            if stamps is None:
+                setattr(request, name, [(0, epoch)])
+            else:
+                stamps.append((boundary, epoch))
+
+
+def forget_prefixes(engine: Any) -> bool:
+    """Take every block out of the prefix cache, so that nothing written before is matched again; requests keep theirs.
+
+    Returns whether the engine has a prefix cache.
+    """
+    allocator = engine.context.kv_block_allocator
+    if not allocator.enable_prefix_caching:
+        return False
+    allocator.kv_hash_to_block_id.clear()
+    allocator.block_hashes.fill_(-1)
+    for entry in engine.requests.values():
+        request = entry.record[-1]
+        if request.finished_chunk_token_count:
+            request.precomputed_block_hashes = []  # half a prompt is cached already: its later blocks are not new either
+    return True
