@@ -83,7 +83,7 @@ def inference_config(generation: GenerationConfig, shape: LlamaShape, dtype: tor
         max_requests=max_requests(config, shape, dtype),
         max_tokens=config.max_tokens,
         max_sequence_length=config.max_model_len,
-        num_cuda_graphs=config.num_cuda_graphs if device.type == "cuda" else None,
+        num_cuda_graphs=(config.num_cuda_graphs or None) if device.type == "cuda" else None,  # 0.19.2 asserts on 0
         use_cuda_graphs_for_non_decode_steps=graphs_for_prefill,
         kv_cache_management_mode=KVCacheManagementMode(config.kv_cache_management_mode),
         materialize_only_last_token_logits=config.materialize_only_last_token_logits,

@@ -1,0 +1,260 @@
+"""The keys of a recipe that this package reads, with their types, units and defaults.
+
+The names and defaults are those of NeMo RL's Megatron generation section (`policy.generation.mcore_generation_config` in its
+recipes), so that a recipe written for NeMo RL loads here unchanged; keys that only this package has say so. Types are
+strict: megatron-core takes `"256"` and runs with it, here it is an error before any memory is allocated.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic_core import PydanticCustomError
+
+from reference_impl.config.trees import MISSING, lookup, with_value
+
+MCORE_KEY = "policy.generation.mcore_generation_config"
+MODE_KEY = f"{MCORE_KEY}.kv_cache_management_mode"
+RECOMPUTE_KEY = "grpo.async_grpo.recompute_kv_cache_after_weight_updates"
+
+# Keys of `mcore_generation_config` that older files still carry, and what to write now.
+REMOVED_KEYS = {
+    "async_engine": "removed, the engine is always asynchronous; delete the key",
+    "buffer_guaranteed_fraction": "removed; size the cache with buffer_size_gb alone",
+    "cuda_graph_max_tokens": "deprecated, and its name came back with another meaning; use num_cuda_graphs",
+    "enable_cuda_graph": "renamed; use cuda_graph_impl: local for true, none for false",
+    "paused_buffer_size_gb": "not read, paused requests share the one buffer; use buffer_size_gb",
+    "unified_memory_level": "not read, the buffer is always device memory; use buffer_size_gb",
+}
+
+
+@dataclass(frozen=True)
+class Follows:
+    """Marks a field whose default is another key's value; `expression` is the interpolation that a recipe would write."""
+
+    expression: str
+
+
+def _only_local_graphs(value: Any) -> Any:
+    if value in ("transformer_engine", "full_iteration"):
+        raise PydanticCustomError("recipe", f"{value!r} is a training graph and is not supported; use local or none")
+    return value
+
+
+def _no_speculation(value: int) -> int:
+    if value != 0:
+        text = f"{value} is not supported, the reference models have no multi-token prediction heads; expected 0"
+        raise PydanticCustomError("recipe", text)
+    return value
+
+
+def _no_server(value: bool) -> bool:
+    if value:
+        raise PydanticCustomError("recipe", "true is not supported, this backend serves no HTTP yet; expected false")
+    return value
+
+
+def _not_empty(value: str) -> str:
+    if not value:
+        raise PydanticCustomError("recipe", "'' would stop before the first token; expected at least one character")
+    return value
+
+
+def _none_if_off(value: int | None) -> int | None:
+    return None if value in (0, -1) else value
+
+
+def _section_if_null(value: Any) -> Any:
+    """NeMo RL recipes for synchronous training write `async_grpo: null`."""
+    return {} if value is None else value
+
+
+TokenId = Annotated[int, Field(ge=0)]
+StopString = Annotated[str, AfterValidator(_not_empty)]
+# Off has three spellings in the field (null in NeMo RL, 0 in megatron-core, -1 in vLLM); past this line it has one.
+TopK = Annotated[int | None, Field(ge=-1), AfterValidator(_none_if_off)]
+
+
+class _Section(BaseModel):
+    # Other keys of a section belong to trainers and other backends; the loader looks for misspelt ones among them.
+    model_config = ConfigDict(strict=True, frozen=True, extra="ignore", allow_inf_nan=False)
+
+
+class MCoreGenerationConfig(_Section):
+    """What the Megatron engine is built with: its cache, its batch limits and its CUDA graphs.
+
+    Definitions are those of megatron-core's `InferenceConfig`, where `max_model_len` is called `max_sequence_length` and the
+    two graph choices live on the model's `TransformerConfig`. An unknown key is an error, for megatron-core would ignore it.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    buffer_size_gb: float = Field(10.0, gt=0, description="Device memory for the KV cache, in GiB.")
+    block_size_tokens: int = Field(
+        256, gt=0, description="Tokens in one KV block, the unit in which cache is given out."
+    )
+    max_tokens: int = Field(16384, gt=0, description="Most tokens that one engine step may process, over all requests.")
+    max_model_len: Annotated[int, Follows("${policy.max_total_sequence_length}")] = Field(
+        gt=0, description="Most tokens of one sequence, prompt and response together."
+    )
+    num_cuda_graphs: int | None = Field(
+        4,
+        ge=0,
+        description="Most batch sizes that get a CUDA graph of their own; null and 0 capture none.",
+    )
+    use_cuda_graphs_for_non_decode_steps: bool = Field(
+        True, description="Whether steps that process prompts replay CUDA graphs too."
+    )
+    cuda_graph_impl: Annotated[Literal["none", "local"], BeforeValidator(_only_local_graphs)] = Field(
+        "local", description="Whether CUDA graphs are captured by megatron-core itself (local) or not at all (none)."
+    )
+    inference_cuda_graph_scope: Literal["none", "layer", "block"] = Field(
+        "block", description="What one CUDA graph spans: nothing, one transformer layer, or the whole block of layers."
+    )
+    enable_chunked_prefill: bool = Field(
+        True, description="Whether a prompt longer than the tokens left in a step is processed over several steps."
+    )
+    enable_prefix_caching: bool = Field(
+        False, description="Whether requests with equal first blocks share those blocks."
+    )
+    kv_cache_management_mode: Literal["persist", "offload", "recompute"] = Field(
+        "persist",
+        description="What happens to cached keys and values while the engine sleeps: kept on the device, moved to the host, "
+        f"or dropped and computed again; NeMo RL spells the last one {RECOMPUTE_KEY}: true.",
+    )
+    materialize_only_last_token_logits: bool = Field(
+        True, description="Whether logits are computed for the last token of each prompt alone, which saves memory."
+    )
+    num_speculative_tokens: Annotated[int, AfterValidator(_no_speculation)] = Field(
+        0, description="Tokens drafted ahead per step; 0 only, for the reference models have no heads that draft."
+    )
+    max_requests: int | None = Field(
+        None, gt=0, description="Most requests that run at once; null derives it from the buffer and the block size."
+    )
+    refit_backend: Literal["gloo", "nccl", "nvshmem"] = Field(
+        "nccl", description="How weights travel to separate generation workers in NeMo RL; unused within one process."
+    )
+    expose_http_server: Annotated[bool, AfterValidator(_no_server)] = Field(
+        False, description="Whether the engine answers HTTP requests; false only, for this backend serves none yet."
+    )
+    parsers: list[str] = Field([], description="Names of the response parsers of the HTTP server; unused without it.")
+    logging_step_interval: int = Field(
+        0, ge=0, description="Engine steps between two lines of statistics; 0 logs none."
+    )
+
+
+class GenerationConfig(_Section):
+    """How tokens are drawn and when a response ends.
+
+    Temperature divides the logits; top-k is applied before top-p, on what it left, renormalised. The validation values follow
+    the training values unless a recipe sets them.
+    """
+
+    backend: str = Field("megatron", description="Name under which the generation backend is registered.")
+    mode: Literal["direct", "coordinator"] = Field(
+        "direct",
+        description="Whether the caller steps the engine itself or sends requests to a coordinator; not a NeMo RL key.",
+    )
+    max_new_tokens: Annotated[int, Follows("${policy.max_total_sequence_length}")] = Field(
+        gt=0, description="Most tokens of one response, cut further where prompt and response reach max_model_len."
+    )
+    temperature: float = Field(1.0, ge=0, description="What logits are divided by before sampling; 0 means greedy.")
+    top_p: float = Field(1.0, gt=0, le=1, description="Probability mass that the kept tokens reach; 1.0 keeps all.")
+    top_k: TopK = Field(
+        None, description="How many tokens are kept, best first; null, 0 and -1 keep all, 1 the best alone."
+    )
+    val_temperature: Annotated[float, Follows("${.temperature}")] = Field(
+        ge=0, description="Temperature of validation rollouts."
+    )
+    val_top_p: Annotated[float, Follows("${.top_p}")] = Field(gt=0, le=1, description="top_p of validation rollouts.")
+    val_top_k: Annotated[TopK, Follows("${.top_k}")] = Field(description="top_k of validation rollouts.")
+    stop_token_ids: list[TokenId] | None = Field(
+        None, description="Token ids that end a response and are kept as its last token; null adds none."
+    )
+    stop_strings: list[StopString] | None = Field(
+        None, description="Texts that end a response once its tokens spell them; null means none."
+    )
+    logprobs_mode: Literal["processed_logprobs", "raw_logprobs"] = Field(
+        "processed_logprobs",
+        description="Whether log-probabilities are taken after temperature, top-k and top-p or before; NeMo RL's Megatron "
+        "worker always asks for the former, so the key is not one of its own here.",
+    )
+    seed: int = Field(
+        1234, ge=0, description="Seed of the sampling streams, one per data-parallel rank; not a NeMo RL key."
+    )
+    mcore_generation_config: MCoreGenerationConfig = Field(description="The engine's own settings.")
+
+
+class PolicyConfig(_Section):
+    """The model that is trained and generates, and the section that says how it generates."""
+
+    model_name: str = Field(
+        "smollm2", description="Which model is built, by the name that the model registry gives it."
+    )
+    max_total_sequence_length: int = Field(
+        512, gt=0, description="Most tokens of one sequence, prompt and response together, in training and generation."
+    )
+    precision: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto", description="Type of weights and activations; auto is float32 on a CPU and bfloat16 on CUDA."
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="Where the model runs; auto takes CUDA where there is one; not a NeMo RL key."
+    )
+    generation: GenerationConfig = Field(description="How this policy generates.")
+
+
+class AsyncGrpoConfig(_Section):
+    """What asynchronous GRPO asks of the engine."""
+
+    recompute_kv_cache_after_weight_updates: bool = Field(
+        False,
+        description="Whether cached keys and values are dropped when weights change; true sets kv_cache_management_mode to "
+        "recompute, which is how NeMo RL spells that mode.",
+    )
+
+
+class GrpoConfig(_Section):
+    """The one part of the `grpo` section that reaches generation."""
+
+    async_grpo: Annotated[AsyncGrpoConfig, BeforeValidator(_section_if_null)] = Field(
+        description="Settings of asynchronous training."
+    )
+
+
+class Recipe(_Section):
+    """A whole recipe, checked. {func}`reference_impl.config.loader.load_recipe` makes one; nothing changes it afterwards."""
+
+    policy: PolicyConfig = Field(description="The model and how it generates.")
+    grpo: GrpoConfig = Field(description="What the training algorithm asks of generation.")
+
+    _explicit: frozenset[str] = PrivateAttr(default=frozenset())
+
+    @property
+    def explicit(self) -> frozenset[str]:
+        """Dotted keys that somebody chose, as opposed to documented defaults.
+
+        A key counts if the recipe or an override writes it, even with the default's value, or if a parent gives it a value
+        that is not the default: a parent that writes out every default chooses nothing.
+        """
+        return self._explicit
+
+    def model_post_init(self, context: Any) -> None:
+        """Keep `explicit` from the validation context: it is about the recipe, not a key of it."""
+        self._explicit = frozenset((context or {}).get("explicit", ()))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _recompute_by_its_nemo_name(cls, tree: Any) -> Any:
+        """Turn the training side's flag into the engine's mode; a mode that contradicts it is left for the check below."""
+        mode, section = lookup(tree, MODE_KEY), lookup(tree, MCORE_KEY)
+        if lookup(tree, RECOMPUTE_KEY) is True and isinstance(section, dict) and mode in ("persist", MISSING):
+            return with_value(tree, MODE_KEY, "recompute")
+        return tree
+
+    @model_validator(mode="after")
+    def _refuse_two_modes(self) -> "Recipe":
+        mode = self.policy.generation.mcore_generation_config.kv_cache_management_mode
+        if self.grpo.async_grpo.recompute_kv_cache_after_weight_updates and mode != "recompute":
+            text = f"{mode!r} contradicts {RECOMPUTE_KEY}: true; remove one of the two"
+            raise PydanticCustomError("recipe", text, {"key": MODE_KEY})
+        return self
