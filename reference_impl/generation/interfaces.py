@@ -5,12 +5,15 @@ other. Backends exchange token ids, never text: a tokenizer that differs between
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Mapping
-from typing import Any, NotRequired, TypedDict
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, NotRequired, Self, TypedDict
 
 import torch
 from torch import Tensor
 
+from reference_impl.config.schema import GenerationConfig
 from reference_impl.generation.batch import BatchedDataDict
 from reference_impl.staleness.epochs import EpochRuns
 
@@ -58,6 +61,14 @@ class GenerationError(RuntimeError):
     """Generation could not be done: the engine is asleep, or every request of a batch failed."""
 
 
+@dataclass(frozen=True)
+class Progress:
+    """Between two looks at the engine: tokens sampled so far for a batch, and its sequences that have finished."""
+
+    sampled_tokens: int
+    finished: int
+
+
 class GenerationInterface(ABC):
     """What a generation backend does.
 
@@ -66,8 +77,19 @@ class GenerationInterface(ABC):
     again. `prepare_for_generation`, `finish_generation` and `shutdown` may be called twice; the second call does nothing.
 
     NeMo RL's contract also has `init_collective`, for weights that arrive over NCCL from other processes. A backend that
-    shares the training model in one process has no use for it, so it is not part of this one.
+    shares the training model in one process has no use for it, so it is not part of this one. On the other hand `stream`,
+    `unfinished` and the attributes below are ours: the command line runs on them, over any backend.
+
+    * `config`: the validated `policy.generation` section.
+    * `epoch`: the checkpoint that the engine generates with, 0 until the first `update_weights`.
+    * `model`: the model whose parameters generate.
+    * `tokenizer`: the tokenizer of stop strings and of the end-of-sequence id, or `None`.
     """
+
+    config: GenerationConfig
+    epoch: int
+    model: Any
+    tokenizer: Any
 
     @abstractmethod
     def generate(self, data: BatchedDataDict, greedy: bool = False) -> BatchedDataDict:
@@ -77,10 +99,16 @@ class GenerationInterface(ABC):
         """
 
     @abstractmethod
-    def generate_async(
-        self, data: BatchedDataDict, greedy: bool = False
-    ) -> AsyncIterator[tuple[int, BatchedDataDict]]:
+    def generate_async(self, data: BatchedDataDict, greedy: bool = False) -> AsyncIterator[tuple[int, BatchedDataDict]]:
         """Yield (index in the batch, one-row output) as sequences finish, in the order in which they do."""
+
+    @abstractmethod
+    def stream(self, data: BatchedDataDict, greedy: bool = False) -> Iterator[Progress | tuple[int, BatchedDataDict]]:
+        """As `generate_async`, for callers without an event loop, with a {py:class}`Progress` after each look."""
+
+    @abstractmethod
+    def unfinished(self) -> list[tuple[int, BatchedDataDict]]:
+        """(index, one-row output) of what is under way, as far as it has come, `errors` saying `interrupted`."""
 
     @abstractmethod
     def prepare_for_generation(self) -> bool:
@@ -102,8 +130,9 @@ class GenerationInterface(ABC):
     def shutdown(self) -> bool:
         """Stop the engine and everything it started."""
 
-    def prepare_refit_info(self, state_dict_info: Mapping[str, tuple[torch.Size, torch.dtype]]) -> None:
-        """Announce names, shapes and dtypes of the weights to come; a backend may check them. Default: accept."""
+    def prepare_refit_info(self, state_dict_info: Mapping[str, tuple[torch.Size, torch.dtype]]) -> bool:
+        """Announce names, shapes and dtypes of the weights to come, which a backend may check. Default: anything goes."""
+        return True
 
     def invalidate_kv_cache(self) -> bool:
         """Make reusable caches unusable, so that nothing written under older weights is read again.
@@ -111,6 +140,17 @@ class GenerationInterface(ABC):
         Returns whether the backend has such a cache. Default: it has none.
         """
         return False
+
+    def __enter__(self) -> Self:
+        """Build or wake the engine."""
+        self.prepare_for_generation()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Shut down."""
+        self.shutdown()
 
 
 def verify_right_padding(data: BatchedDataDict, pad_value: int = 0) -> None:
@@ -139,7 +179,9 @@ def verify_right_padding(data: BatchedDataDict, pad_value: int = 0) -> None:
         )
 
 
-def verify_lengths(ids: Tensor, lengths: Tensor, ids_name: str = "input_ids", lengths_name: str = "input_lengths") -> None:
+def verify_lengths(
+    ids: Tensor, lengths: Tensor, ids_name: str = "input_ids", lengths_name: str = "input_lengths"
+) -> None:
     """Check types and shapes of token ids [batch, padded] and lengths [batch]; padding values do not matter here."""
     for name, tensor, dimensions in ((ids_name, ids, 2), (lengths_name, lengths, 1)):
         if not isinstance(tensor, Tensor):
@@ -154,4 +196,6 @@ def verify_lengths(ids: Tensor, lengths: Tensor, ids_name: str = "input_ids", le
     bad = (lengths < 0) | (lengths > ids.shape[1])
     if bad.any():
         row = int(bad.nonzero()[0])
-        raise ValueError(f"{lengths_name}[{row}] is {lengths[row].item()}, outside 0..{ids.shape[1]}, the padded length")
+        raise ValueError(
+            f"{lengths_name}[{row}] is {lengths[row].item()}, outside 0..{ids.shape[1]}, the padded length"
+        )

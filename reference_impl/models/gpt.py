@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from reference_impl.models.llama import LlamaShape, check_weights, hf_from_megatron, megatron_from_hf
+from reference_impl.platforms.single_rank import ensure_single_rank
 
 
 def build_gpt_model(
@@ -27,11 +28,12 @@ def build_gpt_model(
 
     `weights` are under Hugging Face names; they are copied into the model's parameters, tensor by tensor. `seed` is the
     `inference_sampling_seed` from which Megatron seeds its sampler. The parameters keep `requires_grad`: it is the model
-    that training updates.
+    that training updates. One rank is initialised if nobody has done so.
     """
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 
+    ensure_single_rank()
     config = transformer_config(shape, dtype, seed, cuda_graph_impl, inference_cuda_graph_scope)
     model = GPTModel(
         config,

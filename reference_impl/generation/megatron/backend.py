@@ -13,7 +13,7 @@ from torch import Tensor
 
 from reference_impl.config.schema import Recipe
 from reference_impl.generation.batch import BatchedDataDict
-from reference_impl.generation.interfaces import GenerationError, GenerationInterface, verify_lengths
+from reference_impl.generation.interfaces import GenerationError, GenerationInterface, Progress, verify_lengths
 from reference_impl.generation.megatron import build
 from reference_impl.generation.megatron.drivers import CoordinatorDriver, DirectDriver, Driver
 from reference_impl.generation.megatron.requests import Limits, sampling_params, tokens_to_generate, why_refused
@@ -24,14 +24,6 @@ from reference_impl.generation.outputs import Completion, to_output
 from reference_impl.models.catalog import Checkpoint, Tokenizer, find_model
 from reference_impl.models.gpt import build_gpt_model
 from reference_impl.models.llama import LlamaShape
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Between two looks at the engine: tokens sampled so far for this batch, sequences finished so far."""
-
-    sampled_tokens: int
-    finished: int
 
 
 @dataclass(frozen=True)
@@ -114,13 +106,6 @@ class MegatronGeneration(GenerationInterface):
             driver.close()
         return True
 
-    def __enter__(self) -> "MegatronGeneration":
-        self.prepare_for_generation()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.shutdown()
-
     # --- weights ------------------------------------------------------------------------------------------------
 
     def update_weights(self, state_dict: Mapping[str, Tensor] | None, *, epoch: int) -> bool:
@@ -132,7 +117,7 @@ class MegatronGeneration(GenerationInterface):
         if epoch < self.epoch:
             raise ValueError(f"epoch {epoch} is older than the current epoch {self.epoch}")
         if state_dict is not None:
-            check_update(self.model, state_dict)
+            check_update(self.model, {name: tensor.shape for name, tensor in state_dict.items()})
             weights = state_dict
 
             def change() -> None:
@@ -147,6 +132,11 @@ class MegatronGeneration(GenerationInterface):
         else:
             self._driver.update(change, epoch)
         self.epoch = epoch
+        return True
+
+    def prepare_refit_info(self, state_dict_info: Mapping[str, tuple[torch.Size, torch.dtype]]) -> bool:
+        """Check the announced names and shapes against the model (`ValueError`); values are converted when they arrive."""
+        check_update(self.model, {name: size for name, (size, _) in state_dict_info.items()})
         return True
 
     def invalidate_kv_cache(self) -> bool:
@@ -210,7 +200,6 @@ class MegatronGeneration(GenerationInterface):
     # --- inside -------------------------------------------------------------------------------------------------
 
     def _build_model(self, checkpoint: Checkpoint) -> Any:
-        build.ensure_single_rank()
         impl, scope = build.graph_settings(self.recipe, self.device)
         return build_gpt_model(
             checkpoint.shape,
@@ -256,7 +245,9 @@ class MegatronGeneration(GenerationInterface):
         lengths = data["input_lengths"].tolist()
         own = data.get("stop_strings") or [None] * len(lengths)
         if len(own) != len(lengths):
-            raise ValueError(f"stop_strings has {len(own)} entries, expected a list for each of {len(lengths)} sequences")
+            raise ValueError(
+                f"stop_strings has {len(own)} entries, expected a list for each of {len(lengths)} sequences"
+            )
         rows, limits = [], self._limits()
         for ids, length, strings in zip(data["input_ids"].tolist(), lengths, own, strict=True):
             prompt, stops = ids[:length], self._stops(strings or [])

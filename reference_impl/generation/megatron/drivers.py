@@ -248,7 +248,9 @@ class CoordinatorDriver(Driver):
             await asyncio.wait_for(self._engine.wait_until(EngineState.STOPPED), STOP_TIMEOUT_S)
             self._client.shutdown_coordinator()
         except Exception as error:  # whatever is broken, the process must not be left behind
-            log.warning("the coordinator did not stop in order (%s: %s); ending its process", type(error).__name__, error)
+            log.warning(
+                "the coordinator did not stop in order (%s: %s); ending its process", type(error).__name__, error
+            )
             process.terminate()
         finally:
             self._client.stop()

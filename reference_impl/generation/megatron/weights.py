@@ -7,17 +7,18 @@ import torch
 from torch import Tensor
 
 
-def check_update(model: Any, state_dict: Mapping[str, Tensor]) -> None:
+def check_update(model: Any, shapes: Mapping[str, torch.Size]) -> None:
     """Raise `ValueError` that names the first parameter which is missing, unknown or of another shape."""
     parameters = dict(model.named_parameters())
-    if unknown := sorted(set(state_dict) - set(parameters)):
-        raise ValueError(f"weight {unknown[0]} is not a parameter of the model; names are Megatron's, not Hugging Face's")
+    if unknown := sorted(set(shapes) - set(parameters)):
+        raise ValueError(
+            f"weight {unknown[0]} is not a parameter of the model; names are Megatron's, not Hugging Face's"
+        )
     for name, parameter in parameters.items():
-        if name not in state_dict:
+        if name not in shapes:
             raise ValueError(f"weight {name} is missing from the update")
-        if state_dict[name].shape != parameter.shape:
-            found, expected = list(state_dict[name].shape), list(parameter.shape)
-            raise ValueError(f"weight {name} has shape {found}, expected {expected}")
+        if shapes[name] != parameter.shape:
+            raise ValueError(f"weight {name} has shape {list(shapes[name])}, expected {list(parameter.shape)}")
 
 
 def copy_weights(model: Any, state_dict: Mapping[str, Tensor]) -> None:
