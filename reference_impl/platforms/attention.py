@@ -41,11 +41,13 @@ def decode_attention(
     """One query token a request: `q` [requests, heads, dim] attends to that request's `seqlens_k` cached tokens."""
     requests, heads, dim = q.shape
     kv_heads = k.shape[2]
-    slots = slots_of(block_table, max_seqlen_k, k.shape[1])
+    positions = torch.arange(max_seqlen_k, device=q.device)
+    # Past its end a request reads its own last token again, masked: what lies in a slot that nobody has written may be
+    # NaN, and NaN times a weight of zero is NaN.
+    last = (seqlens_k - 1).clamp(min=0)[:, None]
+    slots = slots_of(block_table, torch.minimum(positions, last), k.shape[1])
     keys, values = gather(k, slots), gather(v, slots)
-    mask = torch.arange(max_seqlen_k, device=q.device) < seqlens_k[:, None]
-    # A padding row of a CUDA graph has no cached token; one visible key keeps its softmax from being NaN.
-    mask[:, 0] = True
+    mask = positions <= last  # a padding row of a CUDA graph has no token; it sees one all the same, for its softmax
     # The heads that share a KV head are its queries, so K and V are never repeated.
     grouped = q.view(requests, kv_heads, heads // kv_heads, dim)
     out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask[:, None, None])
@@ -62,7 +64,7 @@ def prefill_attention(
         start, end = ends[i], ends[i + 1]
         if end == start:
             continue
-        slots = slots_of(block_table[i : i + 1], cached, k.shape[1])
+        slots = slots_of(block_table[i : i + 1], torch.arange(cached, device=q.device)[None], k.shape[1])
         queries = q[start:end].transpose(0, 1)[None]
         # Square: a whole prompt. Otherwise a later chunk, or a decode row in a mixed step: query j sees all keys
         # but the last (end - start - 1 - j).
@@ -77,11 +79,10 @@ def prefill_attention(
     return out
 
 
-def slots_of(block_table: Tensor, length: int, block_size: int) -> Tensor:
-    """Cache slots of the first `length` tokens of each request: [requests, length] into the flattened cache."""
-    positions = torch.arange(length, device=block_table.device)
-    blocks = block_table[:, positions // block_size].clamp(min=0).long()  # -1 pads the table
-    return blocks * block_size + positions % block_size
+def slots_of(block_table: Tensor, positions: Tensor, block_size: int) -> Tensor:
+    """Slots in the flattened cache of `positions` [requests, length] under a block table [requests, blocks]."""
+    blocks = block_table.gather(1, (positions // block_size).to(torch.int64)).clamp(min=0)  # -1 pads the table
+    return blocks.long() * block_size + positions % block_size
 
 
 def gather(cache: Tensor, slots: Tensor) -> Tensor:

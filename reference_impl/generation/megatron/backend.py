@@ -2,10 +2,12 @@
 
 import asyncio
 import atexit
+import functools
 import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -17,7 +19,7 @@ from reference_impl.generation.interfaces import GenerationError, GenerationInte
 from reference_impl.generation.megatron import build
 from reference_impl.generation.megatron.drivers import CoordinatorDriver, DirectDriver, Driver
 from reference_impl.generation.megatron.requests import Limits, sampling_params, tokens_to_generate, why_refused
-from reference_impl.generation.megatron.stopping import StopRule, Stops
+from reference_impl.generation.megatron.stopping import Decode, StopRule, Stops
 from reference_impl.generation.megatron.thread import EngineThread
 from reference_impl.generation.megatron.weights import check_update, copy_weights, forget_prefixes
 from reference_impl.generation.outputs import Completion, to_output
@@ -28,11 +30,21 @@ from reference_impl.models.llama import LlamaShape
 
 @dataclass(frozen=True)
 class _Row:
-    """One sequence of a batch that is under way."""
+    """One sequence of a batch: its prompt, the most tokens it may get, what stops it, and the tag to find it by."""
 
     prompt: list[int]
     limit: int
     stops: Stops
+    tag: str
+
+
+@dataclass
+class _Batch:
+    """A batch under way: rows in the engine by index, and (index, completion) in the order in which they finished."""
+
+    rows: list[_Row]
+    running: set[int] = field(default_factory=set)
+    finished: "SimpleQueue[tuple[int, Future[Completion]]]" = field(default_factory=SimpleQueue)
 
 
 class MegatronGeneration(GenerationInterface):
@@ -55,7 +67,7 @@ class MegatronGeneration(GenerationInterface):
         self.asleep = True
         self._driver: Driver | None = None
         self._engine: Any = None
-        self._under_way: dict[Future[Completion], tuple[int, _Row, str]] = {}
+        self._batches: list[_Batch] = []
         checkpoint = None if model is not None else find_model(recipe.policy.model_name)
         self.tokenizer = tokenizer if tokenizer or checkpoint is None else checkpoint.read_tokenizer()
         if self.config.stop_strings and self.tokenizer is None:
@@ -103,6 +115,7 @@ class MegatronGeneration(GenerationInterface):
         if driver is not None:
             atexit.unregister(self.shutdown)
             self.asleep = True
+            self._batches.clear()
             driver.close()
         return True
 
@@ -158,7 +171,7 @@ class MegatronGeneration(GenerationInterface):
         return to_output([row.prompt for row in rows], completions)
 
     def stream(self, data: BatchedDataDict, greedy: bool = False) -> Iterator[Progress | tuple[int, BatchedDataDict]]:
-        """Yield (index, one-row output) as sequences finish, and between engine steps a {py:class}`Progress`.
+        """Yield (index, one-row output) as sequences finish, and between engine steps a {py:class}`~reference_impl.generation.interfaces.Progress`.
 
         In direct mode the engine stands still while the caller holds a `Progress`, so an `update_weights` there falls
         exactly between those two steps. In coordinator mode the engine runs on by itself.
@@ -175,27 +188,30 @@ class MegatronGeneration(GenerationInterface):
         self, data: BatchedDataDict, greedy: bool = False
     ) -> AsyncIterator[tuple[int, BatchedDataDict]]:
         """Yield (index, one-row output) as sequences finish. Any number may run at once; they share the engine's batch."""
-        rows, driver = self._rows(data), self._awake()
-        pending, ready = self._submit(driver, rows, greedy)
+        driver, rows = self._awake(), self._rows(data)
+        batch, ready = self._submit(driver, rows, greedy)
         while True:
             for index, completion in ready:
                 yield index, to_output([rows[index].prompt], [completion])
-            if not pending:
+            if not batch.running:
                 return
             await asyncio.wrap_future(driver.advance())
-            ready = self._collect(pending, rows)
+            ready = self._collect(batch)
 
     def unfinished(self) -> list[tuple[int, BatchedDataDict]]:
-        """(index, one-row output) of every sequence that is under way, as far as it has come; for an interrupted run.
+        """(index, one-row output) of every sequence that nobody has been given yet, as far as it has come.
 
-        `errors` says that it was interrupted. Nothing is stopped by this; `shutdown` does that.
+        For an interrupted run: `errors` says so of those that the engine still works on. Nothing is stopped by this;
+        `shutdown` does that.
         """
-        driver = self._awake()
-        outputs = []
-        for index, row, tag in self._under_way.values():
-            completion = replace(driver.so_far(tag, row.prompt), error="interrupted")
-            outputs.append((index, to_output([row.prompt], [completion])))
-        return outputs
+        driver, found = self._awake(), []
+        for batch in list(self._batches):
+            ready = self._collect(batch)
+            for index in sorted(batch.running):
+                row = batch.rows[index]
+                ready.append((index, replace(driver.so_far(row.tag, row.prompt), error="interrupted")))
+            found += [(index, to_output([batch.rows[index].prompt], [completion])) for index, completion in ready]
+        return found
 
     # --- inside -------------------------------------------------------------------------------------------------
 
@@ -218,7 +234,7 @@ class MegatronGeneration(GenerationInterface):
             if self.device.type == "cuda":
                 torch.cuda.set_device(self.device)  # the current device is a thread's own
             engine = build.build_engine(self.recipe, self.model, self.shape, self.device)
-            return engine, StopRule(engine, self.tokenizer.decode if self.tokenizer is not None else None)
+            return engine, StopRule(engine, self._decode)
 
         try:
             self._engine, stop_rule = thread.call(make())
@@ -251,7 +267,7 @@ class MegatronGeneration(GenerationInterface):
         rows, limits = [], self._limits()
         for ids, length, strings in zip(data["input_ids"].tolist(), lengths, own, strict=True):
             prompt, stops = ids[:length], self._stops(strings or [])
-            rows.append(_Row(prompt, tokens_to_generate(prompt, self.config, limits), stops))
+            rows.append(_Row(prompt, tokens_to_generate(prompt, self.config, limits), stops, tag=uuid.uuid4().hex))
         return rows
 
     def _stops(self, strings: list[str]) -> Stops:
@@ -267,45 +283,55 @@ class MegatronGeneration(GenerationInterface):
     def _run(self, rows: list[_Row], greedy: bool) -> Iterator[Progress | tuple[int, Completion]]:
         driver = self._awake()
         start, finished = driver.sampled_tokens, 0
-        pending, ready = self._submit(driver, rows, greedy)
+        batch, ready = self._submit(driver, rows, greedy)
         while True:
             yield from ready
             finished += len(ready)
-            if not pending:
+            if not batch.running:
                 return
             yield Progress(driver.sampled_tokens - start, finished)
             driver.advance().result()
-            ready = self._collect(pending, rows)
+            ready = self._collect(batch)
 
     def _submit(
         self, driver: Driver, rows: list[_Row], greedy: bool
-    ) -> tuple[dict["Future[Completion]", int], list[tuple[int, Completion]]]:
-        """Queue the rows; returns what is under way, and what is over before it begins."""
-        pending: dict[Future[Completion], int] = {}
-        ready, limits = [], self._limits()
+    ) -> tuple[_Batch, list[tuple[int, Completion]]]:
+        """Queue the rows: what is under way, and what is over before it begins."""
+        batch, ready, limits = _Batch(rows), [], self._limits()
         for index, row in enumerate(rows):
             if reason := why_refused(row.prompt, self.config, limits):
                 ready.append((index, Completion(error=reason)))
             elif row.limit == 0:
                 ready.append((index, Completion(truncated=True)))  # the prompt fills the context
             else:
-                tag = uuid.uuid4().hex
-                params = sampling_params(row.prompt, self.config, limits, stops=row.stops, greedy=greedy, tag=tag)
+                batch.running.add(index)
+                params = sampling_params(row.prompt, self.config, limits, stops=row.stops, greedy=greedy, tag=row.tag)
                 future = driver.submit(row.prompt, params)
-                pending[future] = index
-                self._under_way[future] = (index, row, tag)
-        return pending, ready
+                future.add_done_callback(functools.partial(_note, batch, index))
+        if batch.running:
+            self._batches.append(batch)
+        return batch, ready
 
-    def _collect(self, pending: dict["Future[Completion]", int], rows: list[_Row]) -> list[tuple[int, Completion]]:
-        """Take what has finished out of `pending`."""
+    def _collect(self, batch: _Batch) -> list[tuple[int, Completion]]:
+        """What has finished since the last look, in the order in which it did."""
         ready = []
-        for future in [future for future in pending if future.done()]:
-            index = pending.pop(future)
-            del self._under_way[future]
+        while not batch.finished.empty():
+            index, future = batch.finished.get()
+            batch.running.discard(index)
             completion = future.result()
             if completion.error is None:
-                row, decode = rows[index], self.tokenizer.decode if self.tokenizer is not None else None
-                stopped = row.stops.completed_by(completion.token_ids, decode)
+                row = batch.rows[index]
+                stopped = row.stops.completed_by(completion.token_ids, self._decode)
                 completion = replace(completion, truncated=not stopped and len(completion.token_ids) == row.limit)
             ready.append((index, completion))
+        if not batch.running and batch in self._batches:
+            self._batches.remove(batch)
         return ready
+
+    @property
+    def _decode(self) -> Decode | None:
+        return self.tokenizer.decode if self.tokenizer is not None else None
+
+
+def _note(batch: _Batch, index: int, future: "Future[Completion]") -> None:
+    batch.finished.put((index, future))

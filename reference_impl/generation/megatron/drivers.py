@@ -16,14 +16,26 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+import zmq
+
 from reference_impl.generation.megatron.completions import read_completion
 from reference_impl.generation.megatron.requests import TAG
 from reference_impl.generation.megatron.stopping import StopRule
 from reference_impl.generation.megatron.thread import EngineThread
 from reference_impl.generation.megatron.weights import forget_prefixes, stamp_epoch
 from reference_impl.generation.outputs import Completion
+from reference_impl.platforms.seams import Seam, install
 
 log = logging.getLogger("genref")
+
+OWN_ZMQ_CONTEXT = Seam(
+    "own_zmq_context",
+    "zmq:Context.instance",
+    "megatron.core.inference.engines.dynamic_engine: self.zmq_context = zmq.Context.instance()",
+    lambda original: zmq.Context,
+)
+"""Upstream takes the process's shared context and terminates it at shutdown, which waits for ever while another engine of
+the same process still has its sockets open."""
 
 IDLE_POLL_S = 0.01
 STOP_TIMEOUT_S = 10.0
@@ -163,9 +175,13 @@ class CoordinatorDriver(Driver):
     async def _start(self) -> None:
         from megatron.core.inference.inference_client import InferenceClient
 
-        address = await self._engine.start_listening_to_data_parallel_coordinator(
-            inference_coordinator_port=None, launch_inference_coordinator=True, hostname="127.0.0.1"
-        )
+        undo = install([OWN_ZMQ_CONTEXT])
+        try:
+            address = await self._engine.start_listening_to_data_parallel_coordinator(
+                inference_coordinator_port=None, launch_inference_coordinator=True, hostname="127.0.0.1"
+            )
+        finally:
+            undo()
         self._client = InferenceClient(inference_coordinator_address=address, deserialize=True)
         self._client.start()
 
@@ -173,6 +189,16 @@ class CoordinatorDriver(Driver):
     def process(self) -> Any:
         """The coordinator's process."""
         return self._engine.inference_coordinator_process
+
+    def close(self) -> None:
+        """Stop the engine, the coordinator's process and the thread; the process goes in any case."""
+        process = self.process
+        try:
+            super().close()
+        finally:
+            if process.is_alive():
+                process.kill()
+                process.join(STOP_TIMEOUT_S)
 
     async def _submit(self, prompt: list[int], params: Any) -> Completion:
         request = await self._client.add_request(prompt, params)
@@ -241,13 +267,14 @@ class CoordinatorDriver(Driver):
 
         process = self.process
         try:
+            self._check_alive()
             if self._engine.state is not EngineState.SUSPENDED:
                 self._client.pause_engines()
                 await asyncio.wait_for(self._engine.wait_until(EngineState.PAUSED), STOP_TIMEOUT_S)
             self._client.stop_engines()
             await asyncio.wait_for(self._engine.wait_until(EngineState.STOPPED), STOP_TIMEOUT_S)
             self._client.shutdown_coordinator()
-        except Exception as error:  # whatever is broken, the process must not be left behind
+        except Exception as error:
             log.warning(
                 "the coordinator did not stop in order (%s: %s); ending its process", type(error).__name__, error
             )
@@ -255,6 +282,3 @@ class CoordinatorDriver(Driver):
         finally:
             self._client.stop()
             await asyncio.to_thread(process.join, STOP_TIMEOUT_S)
-            if process.is_alive():
-                process.kill()
-                await asyncio.to_thread(process.join, STOP_TIMEOUT_S)
