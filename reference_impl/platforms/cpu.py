@@ -8,6 +8,7 @@ returns. `enable()` is called by the backend, never by an import, and does nothi
 import contextlib
 import functools
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -100,8 +101,8 @@ def synchronize(original: Any) -> Any:
 
 @seam("torch.cuda:memory_stats", "megatron.core.inference.engines.dynamic_engine: torch.cuda.memory_stats()")
 def memory_stats(original: Any) -> Any:
-    """CUDA's allocator holds nothing here; upstream subtracts two such readings for its log."""
-    return lambda device=None: {"allocated_bytes.all.current": 0, "reserved_bytes.all.current": 0}
+    """CUDA's allocator holds nothing here, so every statistic is 0; upstream only logs them."""
+    return lambda device=None: defaultdict(int)
 
 
 # --- pinned memory ------------------------------------------------------------------------------------------------
@@ -126,20 +127,11 @@ def _allocating(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @seam(
-    "megatron.core.inference.contexts.dynamic_context:DynamicInferenceContext.__init__",
+    "megatron.core.inference.contexts.dynamic_context:DynamicInferenceContext.initialize_all_tensors",
     "megatron.core.inference.contexts.dynamic_context: pin_memory=True",
 )
-def context_construction(original: Any) -> Any:
-    """The context's block allocator and book-keeping are allocated in pinned memory."""
-    return _allocating(original)
-
-
-@seam(
-    "megatron.core.inference.contexts.dynamic_context:DynamicInferenceContext.initialize_all_tensors",
-    "megatron.core.inference.contexts.dynamic_context: self.initialize_all_tensors()",
-)
-def context_reallocation(original: Any) -> Any:
-    """Resuming with `recompute` allocates the context's tensors again."""
+def context_tensors(original: Any) -> Any:
+    """The context allocates its book-keeping in pinned memory, when it is made and when `recompute` resumes."""
     return _allocating(original)
 
 

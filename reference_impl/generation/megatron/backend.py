@@ -293,9 +293,7 @@ class MegatronGeneration(GenerationInterface):
             driver.advance().result()
             ready = self._collect(batch)
 
-    def _submit(
-        self, driver: Driver, rows: list[_Row], greedy: bool
-    ) -> tuple[_Batch, list[tuple[int, Completion]]]:
+    def _submit(self, driver: Driver, rows: list[_Row], greedy: bool) -> tuple[_Batch, list[tuple[int, Completion]]]:
         """Queue the rows: what is under way, and what is over before it begins."""
         batch, ready, limits = _Batch(rows), [], self._limits()
         for index, row in enumerate(rows):

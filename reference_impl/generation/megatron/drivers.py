@@ -87,6 +87,8 @@ class Driver(ABC):
 
     def close(self) -> None:
         """Stop the engine and the thread."""
+        if not self._thread.alive:
+            return
         try:
             self._thread.call(self._close(), timeout=4 * STOP_TIMEOUT_S)
         finally:

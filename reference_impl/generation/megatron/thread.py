@@ -25,9 +25,14 @@ class EngineThread:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
+    @property
+    def alive(self) -> bool:
+        """Whether work can still be submitted."""
+        return self._thread.is_alive()
+
     def submit(self, work: Coroutine[Any, Any, Any]) -> concurrent.futures.Future:
         """Start a coroutine on the engine's loop."""
-        if not self._thread.is_alive():
+        if not self.alive:
             work.close()
             raise RuntimeError(f"the engine thread has ended: {self.failure!r}")
         return asyncio.run_coroutine_threadsafe(work, self.loop)
