@@ -165,6 +165,25 @@ def test_a_run_in_which_all_failed_still_has_a_page(tmp_path, run):
     assert "the engine said" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
+def test_an_interrupted_sequence_shows_its_tokens_and_that_it_ended_early(tmp_path, run):
+    run.sequences[0].error = "interrupted"
+    write_html(run, tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    page = Page(text)
+    assert page.spans[0][1] == " Hello"
+    assert "policy 0 x 2, 1 x 2 · KV 0 x 1, 1 x 3" in page.text
+    assert "Ended early: interrupted" in page.text
+    numbers = dict(re.findall(r"<dt>(.*?)</dt><dd>(\d+)</dd>", text))
+    expected = {"generated tokens": "7", "sequences ended early": "1", "failed sequences": "1"}
+    assert expected.items() <= numbers.items()
+    assert printed(run, color_system=None).split("\n")[2:6] == [
+        "⟦0⟧ Hello</script><script>alert(1)</script>⟦1⟧",
+        " <b>",
+        "policy 0 x 2, 1 x 2 | kv 0 x 1, 1 x 3 | evictions 0",
+        "ended early: interrupted",
+    ]
+
+
 def test_each_epoch_has_a_colour_of_its_own_however_many_there_are():
     for count in (1, 2, 7, 8, 40):
         assert len(set(colours_of(range(count)).values())) == count

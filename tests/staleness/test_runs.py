@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -29,6 +30,8 @@ DONE = SequenceRecord(
     num_evictions=1,
     truncated=True,
 )
+INTERRUPTED = dataclasses.replace(DONE, index=2, truncated=False, error="interrupted")
+FULL = SequenceRecord(index=3, prompt="a", prompt_length=1, prompt_token_ids=[5], truncated=True)
 FAILED = SequenceRecord(index=1, prompt="too long", error="the prompt has 9000 tokens, the limit is 2048")
 
 
@@ -49,6 +52,18 @@ def test_a_run_comes_back_as_it_was_written(tmp_path):
     assert run.sequences == [DONE, FAILED]  # ordered by index, whichever finished first
     assert run.bad_lines == 0
     assert read_run(path) == run
+
+
+def test_a_sequence_that_was_interrupted_keeps_what_it_had_come_to(tmp_path):
+    write(tmp_path, INTERRUPTED)
+    assert read_run(tmp_path).sequences == [INTERRUPTED]
+    assert INTERRUPTED.generated_policy.runs == ((0, 0), (2, 1))
+
+
+def test_a_sequence_without_tokens_needs_no_epochs(tmp_path):
+    write(tmp_path, FULL, FAILED)
+    assert read_run(tmp_path).sequences == [FAILED, FULL]
+    assert [record.has_epochs for record in (DONE, INTERRUPTED, FULL, FAILED)] == [True, True, False, False]
 
 
 def test_epochs_index_the_whole_sequence_and_the_generated_part_counts_anew():
@@ -129,8 +144,11 @@ WRONG = {
         "policy_epoch: the first boundary must start at token 0, got 1",
     ),
     "no epochs, no error": (line(DONE, kv_cache_epoch=None), "kv_cache_epoch: sequence 0 has no kv_cache_epoch.*"),
-    "epochs of a failed sequence": (line(FAILED, policy_epoch=[[0, 0]]), "policy_epoch: expected None for a failed.*"),
-    "tokens of a failed sequence": (line(FAILED, tokens=["a"]), r"tokens: expected \[\] for a failed sequence.*"),
+    "an interrupted sequence without epochs": (
+        line(INTERRUPTED, policy_epoch=None),
+        "policy_epoch: sequence 2 has no policy_epoch: interrupted",
+    ),
+    "an error, and texts without ids": (line(FAILED, tokens=["a"]), "tokens: expected 0 entries, got 1"),
 }
 
 

@@ -38,7 +38,9 @@ def responses(output: BatchedDataDict) -> list[list[int]]:
     """Generated ids of each row."""
     ends = output["unpadded_sequence_lengths"].tolist()
     starts = [end - length for end, length in zip(ends, output["generation_lengths"].tolist(), strict=True)]
-    return [output["output_ids"][i, start:end].tolist() for i, (start, end) in enumerate(zip(starts, ends, strict=True))]
+    return [
+        output["output_ids"][i, start:end].tolist() for i, (start, end) in enumerate(zip(starts, ends, strict=True))
+    ]
 
 
 def response_logprobs(output: BatchedDataDict) -> list[list[float]]:

@@ -154,7 +154,9 @@ class TestTruncated:
 
     def test_by_the_context(self, machine):
         """A prompt of 6 in a context of 8 is clamped to 2 new tokens."""
-        output = machine.set(chain(1, 5, 6, 7, 8), stop_token_ids=[0]).generate(prompts([2, 3, 4, 3, 4, 1]), greedy=True)
+        output = machine.set(chain(1, 5, 6, 7, 8), stop_token_ids=[0]).generate(
+            prompts([2, 3, 4, 3, 4, 1]), greedy=True
+        )
         assert responses(output) == [[5, 6]]
         assert output["truncated"].tolist() == [True]
 

@@ -112,7 +112,9 @@ class TestLife:
 
     def test_a_dead_coordinator_is_reported(self, make):
         """Fault: its process is killed under a running request; the caller gets an error and is not left waiting."""
-        backend = make(mode="coordinator", max_new_tokens=200, length=256, stop_token_ids=[], mcore={"buffer_size_gb": 0.01})
+        backend = make(
+            mode="coordinator", max_new_tokens=200, length=256, stop_token_ids=[], mcore={"buffer_size_gb": 0.01}
+        )
         backend.prepare_for_generation()
         with pytest.raises(RuntimeError, match="coordinator process has ended"):
             for event in backend.stream(prompts(PROMPT), greedy=True):
@@ -223,10 +225,16 @@ class TestUpdates:
         copy = SimpleNamespace(
             _generation_epoch=backend.epoch,
             requests={
-                i: SimpleNamespace(record=[SimpleNamespace(**{
-                    name: deepcopy(getattr(entry.record[-1], name))
-                    for name in ("prompt_tokens", "generated_tokens", "policy_epoch", "kv_cache_epoch")
-                })])
+                i: SimpleNamespace(
+                    record=[
+                        SimpleNamespace(
+                            **{
+                                name: deepcopy(getattr(entry.record[-1], name))
+                                for name in ("prompt_tokens", "generated_tokens", "policy_epoch", "kv_cache_epoch")
+                            }
+                        )
+                    ]
+                )
                 for i, entry in engine.requests.items()
             },
         )
@@ -265,7 +273,9 @@ class TestScheduling:
         expected = roomy.generate(batch, greedy=True)
         roomy.finish_generation()
         block = 2 * 5 * 2 * 32 * 4 * 4  # K and V, layers, KV heads, head size, bytes, tokens
-        tight = make(max_new_tokens=24, stop_token_ids=[], mcore={"buffer_size_gb": 11 * block / 2**30, "max_requests": 8})
+        tight = make(
+            max_new_tokens=24, stop_token_ids=[], mcore={"buffer_size_gb": 11 * block / 2**30, "max_requests": 8}
+        )
         tight.prepare_for_generation()
         output = tight.generate(batch, greedy=True)
         assert output["num_evictions"].sum() > 0
@@ -303,7 +313,11 @@ class TestScheduling:
     def test_a_stop_id_in_the_middle_of_a_chunked_prompt_does_not_stop(self, make):
         """What a partial chunk samples is thrown away: token 5 follows 1 in the prompt's first chunk, and is no stop."""
         backend = make(
-            model=table_model(chain(1, 5, 6, 7)), shape=SHAPE, tokenizer=Digits(), max_new_tokens=3, stop_token_ids=[5],
+            model=table_model(chain(1, 5, 6, 7)),
+            shape=SHAPE,
+            tokenizer=Digits(),
+            max_new_tokens=3,
+            stop_token_ids=[5],
             mcore={"max_tokens": 4, "max_requests": 4},
         )
         backend.prepare_for_generation()
@@ -313,7 +327,8 @@ class TestScheduling:
     def test_a_prompt_larger_than_a_step_needs_chunks(self, make):
         """Prompt 5, max_tokens 4, no chunked prefill: that request fails, the other finishes."""
         backend = make(
-            max_new_tokens=2, stop_token_ids=[],
+            max_new_tokens=2,
+            stop_token_ids=[],
             mcore={"max_tokens": 4, "max_requests": 4, "enable_chunked_prefill": False},
         )
         backend.prepare_for_generation()

@@ -1,0 +1,75 @@
+"""On a CUDA device: the demo in bfloat16, tokens equal to the CPU's in float32, graphs and no graphs alike."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from support.batches import prompts, recipe, response_logprobs, responses
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+PROMPTS = ([84, 104, 101, 32, 99, 97, 112], [65, 66], list(range(40, 100)))
+
+ON_THE_CPU = """
+import json, sys
+sys.path.insert(0, "tests")
+from support.batches import prompts, recipe, response_logprobs, responses
+from reference_impl.generation.megatron.backend import MegatronGeneration
+with MegatronGeneration(recipe(length=96, max_new_tokens=24, stop_token_ids=[])) as backend:
+    output = backend.generate(prompts(*json.loads(sys.argv[1])), greedy=True)
+print(json.dumps([responses(output), response_logprobs(output)]))
+"""
+
+
+@pytest.fixture(scope="module")
+def on_the_cpu():
+    """The same prompts in a process that sees no CUDA device, so that the platform is on there."""
+    import json
+
+    hidden = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", ON_THE_CPU, json.dumps(PROMPTS)], env=hidden, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("graphs", ["none", "local"])
+def test_tokens_are_the_cpus(on_the_cpu, graphs):
+    """float32 on both, near-ties aside: log-probabilities within 5e-4 up to the first token that differs, if one does."""
+    from reference_impl.generation.megatron.backend import MegatronGeneration
+
+    settings = recipe(length=96, max_new_tokens=24, stop_token_ids=[], mcore={"cuda_graph_impl": graphs})
+    settings = settings.model_copy(update={"policy": settings.policy.model_copy(update={"precision": "float32"})})
+    with MegatronGeneration(settings) as backend:
+        output = backend.generate(prompts(*PROMPTS), greedy=True)
+    for got, logprobs, ids, values in zip(responses(output), response_logprobs(output), *on_the_cpu, strict=True):
+        same = next((i for i, (a, b) in enumerate(zip(got, ids, strict=True)) if a != b), len(ids))
+        assert logprobs[:same] == pytest.approx(values[:same], abs=5e-4)
+        # Where the two part, both must have found their token as likely as the other's.
+        assert same == len(ids) or logprobs[same] == pytest.approx(values[same], abs=1e-3)
+
+
+def test_the_demo_runs_in_bfloat16(tmp_path):
+    """`genref demo` on the device: answers, two updates, a report."""
+    from reference_impl.staleness.runs import read_run
+
+    done = subprocess.run(
+        [sys.executable, "-m", "reference_impl.cli.main", "demo", "--run-folder", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Paris" in done.stdout
+    assert len(read_run(tmp_path).updates) == 2
+
+
+def test_the_platform_does_nothing():
+    """Every name is CUDA's own."""
+    from reference_impl.platforms import cpu
+
+    assert not cpu.enable()
+    assert torch.cuda.current_device() == 0
