@@ -2,11 +2,13 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from reference_impl.cli.generate import as_yaml
 from reference_impl.cli.quiet import quiet_upstream
+from reference_impl.cli.streams import INTERRUPTED
 
 PROMPTS = (
     "What is the capital of France?",
@@ -42,32 +44,35 @@ def demo(
 
     from reference_impl.config.loader import load_recipe
 
-    recipe = load_recipe(None, [f"policy.model_name={model}", f"policy.generation.mode={mode}", *SETTINGS])
+    options = [f"policy.model_name={as_yaml(model)}", f"policy.generation.mode={as_yaml(mode)}"]
+    recipe = load_recipe(None, [*options, *SETTINGS])
 
-    from reference_impl.cli.session import Updates, generate_run, new_run_folder
+    from reference_impl.cli.session import Updates, generate_run, interrupt_held, open_run
     from reference_impl.generation.registry import create_backend
     from reference_impl.models.catalog import chat_prompt
     from reference_impl.staleness.report import print_strips, write_html
-    from reference_impl.staleness.runs import RunWriter, read_run
+    from reference_impl.staleness.runs import read_run
 
-    engine = create_backend(recipe)
+    engine: Any = create_backend(recipe)  # Any: see generate.py
     prompts = [(text, chat_prompt(engine.tokenizer, text)) for text in PROMPTS]
-    folder = run_folder or new_run_folder("demo")
     interrupted = False
-    try:
-        with engine, RunWriter(folder) as writer:
-            writer.header(model=model, backend="megatron", mode=mode, epoch=engine.epoch)
-            updates = Updates(update_every, most=2)
-            generate_run(engine, prompts, writer, greedy=True, updates=updates, finished=lambda record: None)
-    except KeyboardInterrupt:
-        interrupted = True
-    run = read_run(folder)
-    write_html(run, folder / "report.html")
+    with interrupt_held() as stop, engine, open_run("demo", run_folder) as writer:
+        writer.header(model=model, backend=recipe.policy.generation.backend, mode=mode, epoch=engine.epoch)
+        updates = Updates(update_every, most=2)
+        try:
+            generate_run(engine, prompts, writer, greedy=True, updates=updates, finished=lambda record: None, stop=stop)
+        except KeyboardInterrupt:
+            interrupted = True
+    run = read_run(writer.path)
+    report = writer.path.with_name("report.html")
+    write_html(run, report)
     print_strips(run, Console(highlight=False))
-    several = sum(record.error is None and len(record.generated_policy.runs) > 1 for record in run.sequences)
-    print(f"{len(run.updates)} weight updates; {several} of {len(run.sequences)} answers carry more than one policy epoch")
-    print(f"run:    {folder / 'run.jsonl'}")
-    print(f"report: {folder / 'report.html'}")
+    several = sum(record.has_epochs and len(record.generated_policy.runs) > 1 for record in run.sequences)
+    print(
+        f"{len(run.updates)} weight updates; {several} of {len(run.sequences)} answers carry more than one policy epoch"
+    )
+    print(f"run:    {writer.path}")
+    print(f"report: {report}")
     if interrupted:
         print("genref: interrupted; the run folder holds what was generated", file=sys.stderr)
-        raise typer.Exit(130)
+        raise typer.Exit(INTERRUPTED)

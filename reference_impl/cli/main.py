@@ -1,54 +1,79 @@
 """Entry point of `genref`: the commands, and how errors reach people (one line, exit status 2, no traceback)."""
 
-import os
+import multiprocessing
+import signal
 import sys
 
 import typer
 
 from reference_impl import __version__
+from reference_impl.cli.bench import bench
 from reference_impl.cli.demo import demo
 from reference_impl.cli.generate import generate
+from reference_impl.cli.quiet import quiet_upstream
+from reference_impl.cli.streams import INTERRUPTED, accept_any_text, drop_output
 from reference_impl.config.errors import ConfigError
 
 app = typer.Typer(
     name="genref",
     help="Generate with Megatron Core's own engine and see which checkpoint sampled each token.",
     add_completion=False,
-    no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
 app.command()(generate)
 app.command()(demo)
+app.command()(bench)
+
+if multiprocessing.current_process().name != "MainProcess":
+    # Megatron's coordinator process imports the script that was started, and with it this module; `run` is not called.
+    quiet_upstream()
 
 
 @app.callback(invoke_without_command=True)
-def main(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
+def main(
+    context: typer.Context, version: bool = typer.Option(False, "--version", help="Print the version and exit.")
+) -> None:
     """Generate with Megatron Core's own engine and see which checkpoint sampled each token."""
     if version:
         print(__version__)
         raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help(), file=sys.stderr)
+        raise typer.Exit(2)
 
 
 def run() -> None:
     """Run the command line; what a user can mend becomes one line on standard error and exit status 2."""
+    accept_any_text()
     try:
-        app()
+        # Not standalone, which would print a usage error as several lines. Ctrl-C comes back as status 130.
+        status = app(prog_name="genref", standalone_mode=False)
+        if status == INTERRUPTED:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # on the way out, one more would only print a traceback
+        print(end="", flush=True)
+        sys.exit(status)
     except BrokenPipeError:
-        # Whoever read our output has left; what was generated is in the run folder.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output()
         sys.exit(1)
+    except typer.TyperException as error:
+        fail(error.format_message())
     except ConfigError as error:
-        fail(error)
+        fail(str(error))
+    except OSError as error:
+        if error.errno is None:  # no file's error, but a time-out or a library that does not load
+            raise
+        fail(f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror))
     except Exception as error:
         if _is_for_the_user(error):
-            fail(error)
+            fail(str(error))
         raise
 
 
-def fail(error: Exception) -> None:
-    """Say what is wrong and leave with status 2."""
-    print(f"genref: {error}", file=sys.stderr)
+def fail(message: str) -> None:
+    """Say what is wrong, each problem on a line of its own, and leave with status 2."""
+    for line in message.splitlines():
+        print(f"genref: {line}", file=sys.stderr)
     sys.exit(2)
 
 

@@ -1,37 +1,103 @@
-"""One generation run of the command line: prompts through a backend, every finished sequence into the run folder."""
+"""One generation run of the command line: prompts through a backend, every sequence into the run folder."""
 
+import contextlib
 import datetime
+import itertools
+import signal
+import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
+from reference_impl.cli.quiet import quiet_signals
+from reference_impl.config.errors import ConfigError
 from reference_impl.generation.batch import BatchedDataDict, right_padded
-from reference_impl.generation.megatron.backend import MegatronGeneration, Progress
+from reference_impl.generation.interfaces import Progress
+from reference_impl.generation.megatron.backend import MegatronGeneration
 from reference_impl.models.checkpoints import parameters_of, perturbed
 from reference_impl.staleness.runs import RunWriter, SequenceRecord
 
 
-@dataclass(frozen=True)
+@dataclass
 class Updates:
-    """When weights change during a run: after every `every` sampled tokens, `most` times at most (None: no limit)."""
+    """Weight updates in the course of a run: one whenever `every` more tokens were sampled, `most` in all (None: no limit).
+
+    The weights that were loaded first are moved by noise of `strength` times their deviation, other noise each time.
+    """
 
     every: int
     most: int | None = None
     strength: float = 0.1
+    made: int = field(default=0, init=False)
+    _loaded: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
+
+    def make_if_due(self, sampled_tokens: int, backend: MegatronGeneration, writer: RunWriter) -> None:
+        """Change the weights, and say so in the run folder, if `sampled_tokens` of the whole run are enough for it.
+
+        What is written down is the count when the change was made: in coordinator mode the engine runs on meanwhile.
+        """
+        if self.made == self.most or sampled_tokens < (self.made + 1) * self.every:
+            return
+        self._loaded = self._loaded or parameters_of(backend.model)
+        self.made += 1
+        backend.update_weights(perturbed(self._loaded, self.made, self.strength), epoch=backend.epoch + 1)
+        writer.update(
+            epoch=backend.epoch,
+            after_tokens=backend.sampled_tokens,
+            what=f"each matrix moved by noise of {self.strength:g} times its deviation, seed {self.made}",
+        )
 
 
-def new_run_folder(command: str) -> Path:
-    """`runs/COMMAND-DATE-TIME`, not there yet."""
-    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    folder, copies = Path("runs") / f"{command}-{stamp}", 1
-    while folder.exists():
-        copies += 1
-        folder = Path("runs") / f"{command}-{stamp}-{copies}"
-    return folder
+def open_run(command: str, folder: Path | None) -> RunWriter:
+    """Start writing to `folder`, or to a new folder `runs/COMMAND-DATE-TIME`."""
+    try:
+        return RunWriter(folder or _new_folder(command))
+    except OSError as error:
+        raise ConfigError(f"run folder {error.filename}: cannot be written ({error.strerror})") from error
+
+
+def _new_folder(command: str) -> Path:
+    """Made here and not only named: another run may start within the same second."""
+    name = f"{command}-{timestamp()}"
+    Path("runs").mkdir(exist_ok=True)
+    for copy in itertools.count(1):
+        folder = Path("runs") / (name if copy == 1 else f"{name}-{copy}")
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir()
+            return folder
+    raise AssertionError("there is no last number")
+
+
+def timestamp() -> str:
+    """The local time to the second, as a part of a file's name."""
+    return datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+
+
+@contextlib.contextmanager
+def interrupt_held() -> Iterator[threading.Event]:
+    """In this block the first Ctrl-C only sets the event, so that no line is lost and no process is left half-started.
+
+    The second one raises `KeyboardInterrupt`, wherever it falls.
+    """
+    pressed = threading.Event()
+
+    def hold(number: int, frame: Any) -> None:
+        if pressed.is_set():
+            raise KeyboardInterrupt
+        pressed.set()
+
+    quiet_signals()
+    before = signal.signal(signal.SIGINT, hold)
+    try:
+        yield pressed
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def generate_run(
@@ -42,10 +108,11 @@ def generate_run(
     greedy: bool,
     updates: Updates | None,
     finished: Callable[[SequenceRecord], None],
+    stop: threading.Event,
 ) -> list[SequenceRecord]:
     """Generate for (text, token ids) prompts, writing each sequence when it is done; returns them in the prompts' order.
 
-    On Ctrl-C the sequences under way are written as far as they have come, and the interrupt goes on to the caller.
+    Once `stop` is set, the sequences under way are written as far as they have come and `KeyboardInterrupt` is raised.
     """
     ids = [prompt for _, prompt in prompts]
     data = BatchedDataDict(
@@ -59,45 +126,23 @@ def generate_run(
         records.append(record)
         finished(record)
 
-    update = weight_updates(backend, updates, writer)
-    try:
-        with tqdm(total=backend.config.max_new_tokens * len(ids), unit="tok", desc="generating", leave=False) as bar:
-            for event in backend.stream(data, greedy):
-                if isinstance(event, Progress):
-                    bar.update(event.sampled_tokens - bar.n)
-                    update.send(event)
-                else:
-                    keep(*event)
-    except KeyboardInterrupt:
-        for index, output in backend.unfinished():
-            keep(index, output)
-        raise
-    return sorted(records, key=lambda record: record.index)
-
-
-def weight_updates(backend: MegatronGeneration, updates: Updates | None, writer: RunWriter) -> Any:
-    """A primed generator that is sent each `Progress` and changes the weights when it is time."""
-
-    def watch() -> Iterator[None]:
-        made, base = 0, None
-        while True:
-            progress = yield
-            if updates is None or (updates.most is not None and made >= updates.most):
+    total = backend.config.max_new_tokens * len(ids)
+    # disable=None: a terminal gets the bar, a file or a pipe does not.
+    with tqdm(total=total, unit="tok", desc="generating", leave=False, disable=None, file=sys.stderr) as bar:
+        for event in backend.stream(data, greedy):
+            if not isinstance(event, Progress):
+                keep(*event)
                 continue
-            if progress.sampled_tokens < (made + 1) * updates.every:
-                continue
-            base = base or parameters_of(backend.model)
-            made += 1
-            backend.update_weights(perturbed(base, made, updates.strength), epoch=backend.epoch + 1)
-            writer.update(
-                epoch=backend.epoch,
-                after_tokens=progress.sampled_tokens,
-                what=f"each matrix moved by noise of {updates.strength:g} times its deviation, seed {made}",
-            )
-
-    watcher = watch()
-    next(watcher)
-    return watcher
+            if stop.is_set():  # here every sequence that has finished is written, and the others are under way
+                break
+            bar.update(event.sampled_tokens - bar.n)
+            if updates:
+                updates.make_if_due(event.sampled_tokens, backend, writer)
+        else:
+            return sorted(records, key=lambda record: record.index)
+    for index, output in backend.unfinished():
+        keep(index, output)
+    raise KeyboardInterrupt
 
 
 def to_record(index: int, prompt: tuple[str, list[int]], output: BatchedDataDict, tokenizer: Any) -> SequenceRecord:

@@ -90,7 +90,8 @@ def _quiet(figure: go.Figure, height: int) -> None:
 
 
 def _label(record: SequenceRecord) -> str:
-    said = "(failed)" if record.error is not None else shortened(record.prompt, LABEL_WIDTH)
+    failed = record.error is not None and not record.token_ids
+    said = "(failed)" if failed else shortened(record.prompt, LABEL_WIDTH)
     return f"{record.index} · {said}"
 
 

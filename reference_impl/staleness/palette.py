@@ -21,7 +21,7 @@ def epoch_colours(run: Run) -> dict[int, str]:
     """`{epoch: "#rrggbb"}` for every epoch that the run names or a token carries, oldest first."""
     epochs = {run.header["epoch"]} | {update["epoch"] for update in run.updates}
     for record in run.sequences:
-        if record.error is None:
+        if record.has_epochs:
             epochs |= {epoch for _, epoch in (*record.policy.runs, *record.kv.runs)}
     return colours_of(epochs)
 

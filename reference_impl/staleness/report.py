@@ -47,16 +47,19 @@ def write_html(run: Run, path: str | Path) -> None:
 
 
 def _numbers(run: Run) -> str:
-    done = [record for record in run.sequences if record.error is None]
+    stamped = [record for record in run.sequences if record.has_epochs]
+    unfinished = [record for record in run.sequences if record.error is not None]
     numbers = {
         "sequences": len(run.sequences),
-        "generated tokens": sum(len(record.tokens) for record in done),
+        "generated tokens": sum(len(record.tokens) for record in stamped),
         "weight updates": len(run.updates),
-        "sequences with two or more policy epochs": sum(len(record.generated_policy.runs) > 1 for record in done),
+        "sequences with two or more policy epochs": sum(len(record.generated_policy.runs) > 1 for record in stamped),
         "evictions": sum(record.num_evictions for record in run.sequences),
     }
-    if len(done) < len(run.sequences):
-        numbers["failed sequences"] = len(run.sequences) - len(done)
+    if cut := sum(bool(record.token_ids) for record in unfinished):
+        numbers["sequences ended early"] = cut
+    if len(unfinished) > cut:
+        numbers["failed sequences"] = len(unfinished) - cut
     if run.bad_lines:
         numbers["unreadable lines, left out"] = run.bad_lines
     items = "".join(f"<div><dt>{name}</dt><dd>{number}</dd></div>" for name, number in numbers.items())
@@ -91,16 +94,19 @@ the weights that wrote the keys and values now cached for it.</figcaption>
 
 def _article(record: SequenceRecord, colours: Mapping[int, str]) -> str:
     heading = [f"sequence {record.index}", f"{len(record.tokens)} tokens"]
-    if record.error is None:
+    if record.has_epochs:
         heading += [f"policy {_runs_in_words(record.generated_policy)}", f"KV {_runs_in_words(record.generated_kv)}"]
     if record.num_evictions:
         heading.append(f"evictions {record.num_evictions}")
     if record.truncated:
         heading.append("cut at the length limit")
+    parts = []
+    if record.token_ids or record.error is None:
+        spans = "".join(_span(token, colours) for token in generated_tokens(record))
+        parts += [f'<p class="answer">{spans}</p>']
     if record.error is not None:
-        answer = f'<p class="error">Failed: {_text(record.error)}</p>'
-    else:
-        answer = f'<p class="answer">{"".join(_span(token, colours) for token in generated_tokens(record))}</p>'
+        parts += [f'<p class="error">{_how_it_ended(record)}: {_text(record.error)}</p>']
+    answer = "\n".join(parts)
     return f"""<article>
 <h3>{" · ".join(heading)}</h3>
 <p class="prompt">{_text(record.prompt)}</p>
@@ -117,6 +123,11 @@ def _span(token: Token, colours: Mapping[int, str]) -> str:
 def _text(text: str) -> str:
     # A carriage return is no line of its own, and HTML has no form for the other control characters.
     return html.escape(control_pictures(text.replace("\r\n", "\n"), keep="\n\t"))
+
+
+def _how_it_ended(record: SequenceRecord) -> str:
+    """For a sequence with an error."""
+    return "Ended early" if record.token_ids else "Failed"
 
 
 def _runs_in_words(runs: EpochRuns) -> str:
@@ -137,13 +148,15 @@ def print_strips(run: Run, console: Console) -> None:
         if number:
             console.print()
         lines = [Text(_printable(record.prompt, console), style="italic")]
-        if record.error is not None:
-            lines += [Text(f"failed: {_printable(record.error, console)}", style="bold" if coloured else "")]
-        else:
+        if record.token_ids or record.error is None:
             pieces = _coloured_pieces(record, colours) if coloured else _marked_pieces(record, console)
             lines += [Text.assemble(*((_printable(text, console), style) for text, style in pieces))]
+        if record.has_epochs:
             policy, kv = _runs_in_words(record.generated_policy), _runs_in_words(record.generated_kv)
             lines += [Text(f"policy {policy} | kv {kv} | evictions {record.num_evictions}", style="dim")]
+        if record.error is not None:
+            said = f"{_how_it_ended(record).lower()}: {_printable(record.error, console)}"
+            lines += [Text(said, style="bold" if coloured else "")]
         for line in lines:
             console.print(line, soft_wrap=True, highlight=False)
 

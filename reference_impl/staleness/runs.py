@@ -20,9 +20,6 @@ from reference_impl.staleness.lines import HEADER, SEQUENCE, UPDATE, checked_fie
 
 RUN_FILE = "run.jsonl"
 
-# What a failed sequence must hold: whatever it had made is not usable, and half a record would join statistics.
-_FAILED: dict[str, Any] = {"token_ids": [], "tokens": [], "policy_epoch": None, "kv_cache_epoch": None}
-
 
 @dataclass
 class SequenceRecord:
@@ -36,11 +33,13 @@ class SequenceRecord:
       and the whole answer's text.
 
     `policy_epoch`, `kv_cache_epoch`
-    : `[[start index, epoch], ...]` over the whole sequence, prompt then generated; `None` when the sequence failed.
+    : `[[start index, epoch], ...]` over the whole sequence, prompt then generated; `None` when nothing was generated
+      and nothing stamped.
 
     `num_evictions`, `truncated`, `error`
-    : How often the engine evicted the request, whether it ended at the length limit, and, for a failed sequence,
-      why. A failed sequence has no tokens and no epochs, so it joins no staleness statistic.
+    : How often the engine evicted the request, whether it ended at the length limit, and, for a sequence that failed
+      or was interrupted, why. A failed sequence has no tokens, so it joins no staleness statistic; an interrupted one
+      has those it had come to, and they were sampled like any others.
     """
 
     index: int
@@ -61,6 +60,11 @@ class SequenceRecord:
     def length(self) -> int:
         """Tokens in all, prompt then generated."""
         return self.prompt_length + len(self.token_ids)
+
+    @property
+    def has_epochs(self) -> bool:
+        """Whether there are epochs to ask for; a sequence without any has no generated tokens either."""
+        return self.policy_epoch is not None and self.kv_cache_epoch is not None
 
     @property
     def policy(self) -> EpochRuns:
@@ -208,17 +212,14 @@ def _add(run: Run, entry: dict[str, Any]) -> None:
         return
     checked = checked_fields(entry, SEQUENCE)
     record = SequenceRecord(**{item.name: checked[item.name] for item in fields(SequenceRecord)})
-    if record.error is not None:
-        for name, empty in _FAILED.items():
-            if checked[name] != empty:
-                raise ValueError(f"{name}: expected {empty} for a failed sequence, got {checked[name]!r:.60}")
-    else:
-        one_length(checked, "prompt_token_ids", record.prompt_length)
-        one_length(checked, "tokens", len(record.token_ids))
-        one_length(checked, "logprobs", len(record.token_ids))
-        for name in ("policy_epoch", "kv_cache_epoch"):
-            try:
-                record.runs_of(name)
-            except ValueError as error:
-                raise ValueError(f"{name}: {error}") from None
+    one_length(checked, "prompt_token_ids", record.prompt_length)
+    one_length(checked, "tokens", len(record.token_ids))
+    one_length(checked, "logprobs", len(record.token_ids))
+    for name in ("policy_epoch", "kv_cache_epoch"):
+        if checked[name] is None and not record.token_ids:
+            continue  # refused, not begun, or a prompt that fills the context: nothing was stamped
+        try:
+            record.runs_of(name)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
     run.sequences.append(record)

@@ -31,7 +31,7 @@ class Token:
 
 def generated_tokens(record: SequenceRecord) -> list[Token]:
     """The record's generated tokens in order; none for a failed sequence."""
-    if record.error is not None:
+    if not record.has_epochs:
         return []
     epochs = zip(record.generated_policy.expand().tolist(), record.generated_kv.expand().tolist(), strict=True)
     return [

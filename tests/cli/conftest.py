@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -35,7 +36,7 @@ def genref(monkeypatch, capfd, tmp_path):
     from reference_impl.cli.main import run
 
     monkeypatch.chdir(tmp_path)
-    on_interrupt = signal.getsignal(signal.SIGINT)
+    on_interrupt, level = signal.getsignal(signal.SIGINT), logging.getLogger().level
 
     def call(*arguments: str, stdin: str | None = "") -> Result:
         monkeypatch.setattr(sys, "argv", ["genref", *arguments])
@@ -47,6 +48,7 @@ def genref(monkeypatch, capfd, tmp_path):
 
     yield call
     signal.signal(signal.SIGINT, on_interrupt)  # an interrupted command leaves it ignored
+    logging.getLogger().setLevel(level)
 
 
 @pytest.fixture

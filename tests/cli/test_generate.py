@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -81,6 +82,13 @@ def test_graphs_that_nobody_asked_for_need_no_warning(genref, caplog):
     for arguments in (("--model", "tiny"), RECIPE):
         result = genref("generate", *arguments, "--prompt", "a", "--max-new-tokens", "1")
         assert (result.status, result.err.count("\n"), caplog.records) == (0, 1, [])
+
+
+def test_statistics_of_the_engine_are_shown_when_asked_for(genref, caplog):
+    interval = "policy.generation.mcore_generation_config.logging_step_interval=4"
+    assert genref(*TINY, "--prompt", "abc", interval).status == 0
+    steps = [re.search(r"\| step (\d+) \|", message) for message in caplog.messages]
+    assert [step[1] for step in steps if step] == ["4", "8"]  # a step for each of eight tokens
 
 
 def test_one_bad_prompt_leaves_the_others_alone(genref):

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -57,7 +58,7 @@ def test_the_demo_runs_in_bfloat16(tmp_path):
     from reference_impl.staleness.runs import read_run
 
     done = subprocess.run(
-        [sys.executable, "-m", "reference_impl.cli.main", "demo", "--run-folder", str(tmp_path)],
+        [str(Path(sys.executable).with_name("genref")), "demo", "--run-folder", str(tmp_path)],
         capture_output=True,
         text=True,
         timeout=300,

@@ -30,7 +30,11 @@ class TestPadding:
         [
             ([[1, 2]], torch.tensor([2]), "input_ids is a list, expected an int64 tensor"),
             (torch.ones(2, 3), torch.tensor([1, 1]), "input_ids is torch.float32, expected torch.int64"),
-            (torch.ones(3, dtype=torch.int64), torch.tensor([1]), r"input_ids has shape \[3\], expected \[batch, padded\]"),
+            (
+                torch.ones(3, dtype=torch.int64),
+                torch.tensor([1]),
+                r"input_ids has shape \[3\], expected \[batch, padded\]",
+            ),
             (torch.ones(2, 3, dtype=torch.int64), torch.tensor([1]), "input_ids has 2 rows, input_lengths has 1"),
             (torch.ones(2, 3, dtype=torch.int64), torch.tensor([1, 4]), r"input_lengths\[1\] is 4, outside 0..3"),
             (torch.ones(2, 3, dtype=torch.int64), torch.tensor([-1, 3]), r"input_lengths\[0\] is -1, outside 0..3"),

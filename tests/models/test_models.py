@@ -137,7 +137,7 @@ def test_tiny_is_about_a_million_parameters_and_the_same_everywhere():
 
 def test_perturbed_checkpoints_differ_by_what_they_say():
     """Noise of a tenth of each matrix's deviation, another for each epoch; norms stay; epoch 0 is the original."""
-    weights = {name: weight for name, weight in tiny.random_weights().items()}
+    weights = dict(tiny.random_weights().items())
     one, two = perturbed(weights, 1, 0.1), perturbed(weights, 2, 0.1)
     name = "model.layers.0.mlp.up_proj.weight"
     moved = one[name] - weights[name]

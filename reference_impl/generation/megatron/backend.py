@@ -3,6 +3,7 @@
 import asyncio
 import atexit
 import functools
+import time
 import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping
 from concurrent.futures import Future
@@ -26,6 +27,10 @@ from reference_impl.generation.outputs import Completion, to_output
 from reference_impl.models.catalog import Checkpoint, Tokenizer, find_model
 from reference_impl.models.gpt import build_gpt_model
 from reference_impl.models.llama import LlamaShape
+
+
+REPLY_S = 0.1
+"""Longer than a finished sequence takes from the engine through the coordinator to its client."""
 
 
 @dataclass(frozen=True)
@@ -158,6 +163,11 @@ class MegatronGeneration(GenerationInterface):
 
     # --- generation ---------------------------------------------------------------------------------------------
 
+    @property
+    def sampled_tokens(self) -> int:
+        """Tokens sampled since the engine was built, over all batches."""
+        return self._driver.sampled_tokens if self._driver is not None else 0
+
     def generate(self, data: BatchedDataDict, greedy: bool = False) -> BatchedDataDict:
         """Generate for a whole batch; see {py:meth}`~reference_impl.generation.interfaces.GenerationInterface.generate`."""
         rows, finished = self._rows(data), {}
@@ -206,10 +216,12 @@ class MegatronGeneration(GenerationInterface):
         """
         driver, found = self._awake(), []
         for batch in list(self._batches):
+            so_far = {i: driver.so_far(batch.rows[i].tag, batch.rows[i].prompt) for i in sorted(batch.running)}
+            if None in so_far.values():
+                time.sleep(REPLY_S)  # the engine is done with it, and its reply is on the way through the coordinator
             ready = self._collect(batch)
             for index in sorted(batch.running):
-                row = batch.rows[index]
-                ready.append((index, replace(driver.so_far(row.tag, row.prompt), error="interrupted")))
+                ready.append((index, replace(so_far[index] or Completion(), error="interrupted")))
             found += [(index, to_output([batch.rows[index].prompt], [completion])) for index, completion in ready]
         return found
 

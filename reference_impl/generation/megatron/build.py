@@ -134,7 +134,15 @@ def build_engine(recipe: Recipe, model: Any, shape: LlamaShape, device: torch.de
 
     model.eval()
     config = inference_config(recipe.policy.generation, shape, model.config.params_dtype, device)
-    context = DynamicInferenceContext(model.config, config)
+    try:
+        context = DynamicInferenceContext(model.config, config)
+    except RuntimeError as error:
+        if not isinstance(error, torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(error):
+            raise
+        size = recipe.policy.generation.mcore_generation_config.buffer_size_gb
+        raise ConfigError(
+            f"policy.generation.mcore_generation_config.buffer_size_gb: {size:g} does not fit into memory"
+        ) from error
     controller = TextGenerationController(GPTInferenceWrapper(model, context), TokenIds(shape.vocab_size))
     controller._sampling = ExactSampling(controller.sampling_rng)
     return DynamicInferenceEngine(controller, context)

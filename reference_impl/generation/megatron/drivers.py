@@ -63,15 +63,15 @@ class Driver(ABC):
         """Let the engine get on: one step where the caller steps it, a moment where it steps by itself."""
         return self._thread.submit(self._advance())
 
-    def so_far(self, tag: str, prompt: list[int]) -> Completion:
-        """What the request with this tag has generated until now; nothing if the engine does not have it (any more)."""
+    def so_far(self, tag: str, prompt: list[int]) -> Completion | None:
+        """What the request with this tag has generated until now; `None` if the engine does not have it (any more)."""
         return self._thread.call(self._so_far(tag, prompt))
 
-    async def _so_far(self, tag: str, prompt: list[int]) -> Completion:
+    async def _so_far(self, tag: str, prompt: list[int]) -> Completion | None:
         for entry in self._engine.requests.values():
             if getattr(entry.record[0].sampling_params, TAG, None) == tag:
                 return read_completion(entry.record.merge(), len(prompt))
-        return Completion()
+        return None
 
     def update(self, change: Callable[[], None], epoch: int) -> None:
         """Run `change` between two steps and stamp `epoch`."""
@@ -172,7 +172,13 @@ class CoordinatorDriver(Driver):
     def __init__(self, thread: EngineThread, engine: Any, stop_rule: StopRule) -> None:
         super().__init__(thread, engine, stop_rule)
         self._client: Any = None
-        self._thread.call(self._start())
+        try:
+            self._thread.call(self._start())
+        except BaseException:
+            process = getattr(engine, "inference_coordinator_process", None)
+            if process is not None:
+                process.kill()
+            raise
 
     async def _start(self) -> None:
         from megatron.core.inference.inference_client import InferenceClient

@@ -351,6 +351,13 @@ class TestScheduling:
         enough.prepare_for_generation()
         assert enough.generate(prompts(PROMPT[:4]))["generation_lengths"].tolist() == [60]
 
+    def test_a_buffer_larger_than_memory(self, make):
+        """One line with the key, not the allocator's."""
+        from reference_impl.config.errors import ConfigError
+
+        with pytest.raises(ConfigError, match="mcore_generation_config.buffer_size_gb: 4e.06 does not fit into memory"):
+            make(mcore={"buffer_size_gb": 4_000_000, "block_size_tokens": 256}).prepare_for_generation()
+
     def test_the_documented_buffer_works_with_a_small_model(self, make):
         """NeMo RL's `buffer_size_gb: 10` and `block_size_tokens: 256`, where 0.19.2 asserts on max_requests."""
         mcore = {"buffer_size_gb": 10, "block_size_tokens": 256, "max_requests": None, "max_tokens": 16384}
@@ -425,7 +432,7 @@ class TestAsync:
         stream = either.stream(prompts(*tokens_of(92, 10)), greedy=True)
         while (event := next(stream)) and not (isinstance(event, Progress) and event.sampled_tokens >= 3):
             pass
-        got = {index: output for index, output in either.unfinished()}
+        got = dict(either.unfinished())
         assert got.keys() == {0, 1}
         assert 1 <= got[1]["generation_lengths"].item() < 50
         assert got[1]["errors"] == ["interrupted"]

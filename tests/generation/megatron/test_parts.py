@@ -90,8 +90,13 @@ class TestStops:
 
 class TestRequests:
     limits = Limits(
-        max_model_len=8, max_tokens=4, chunked_prefill=False, block_size_tokens=4, block_size_bytes=2**20,
-        usable_blocks=2, vocab_size=10,
+        max_model_len=8,
+        max_tokens=4,
+        chunked_prefill=False,
+        block_size_tokens=4,
+        block_size_bytes=2**20,
+        usable_blocks=2,
+        vocab_size=10,
     )
 
     def test_megatrons_spelling_of_off_and_greedy(self):
@@ -135,8 +140,13 @@ class TestRequests:
 class TestCompletions:
     def request(self, **changes):
         fields = {
-            "status": None, "request_id": 3, "generated_tokens": [5, 6], "generated_log_probs": [-1.0, -2.0],
-            "policy_epoch": [(0, 1), (2, 2)], "kv_cache_epoch": None, "events": [],
+            "status": None,
+            "request_id": 3,
+            "generated_tokens": [5, 6],
+            "generated_log_probs": [-1.0, -2.0],
+            "policy_epoch": [(0, 1), (2, 2)],
+            "kv_cache_epoch": None,
+            "events": [],
         }
         return SimpleNamespace(**fields | changes)
 
@@ -156,7 +166,9 @@ class TestCompletions:
 class TestBuild:
     def test_requests_are_bounded_by_the_buffer_and_by_the_step(self):
         """One request a block, rounded to four; no more than a step has tokens."""
-        one = build.block_size_bytes(recipe(mcore={"block_size_tokens": 4}).policy.generation.mcore_generation_config, SHAPE, torch.float32)
+        one = build.block_size_bytes(
+            recipe(mcore={"block_size_tokens": 4}).policy.generation.mcore_generation_config, SHAPE, torch.float32
+        )
         assert one == 2 * 5 * 2 * 32 * 4 * 4
         for blocks, tokens, expected in ((14, 256, 12), (1000, 256, 256), (2, 256, 1)):
             config = recipe(
