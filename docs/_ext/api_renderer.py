@@ -1,8 +1,9 @@
 """Render the API as the source has it, where autodoc2 0.5 would state what is not so.
 
 Left alone, it gives the default `None` to required fields and to every value that is no plain literal, strips
-the quotes in `Literal["a"]` and then looks for a class `a`, shows one signature where there are overloads, and gives
-enums and the like the constructor of a base class that nobody calls.
+the quotes in `Literal["a"]` and then looks for a class `a`, takes what `Annotated` carries for types, links base classes
+that are private, shows one signature where there are overloads, and gives enums and the like the constructor of a base
+class that nobody calls.
 """
 
 import ast
@@ -21,9 +22,12 @@ _resolve_annotation = astroid_utils.resolve_annotation
 
 
 def resolve_annotation(annotation: astroid_nodes.NodeNG) -> str:
-    """Resolve an annotation, but leave what a `Literal` holds as it is written."""
+    """Resolve an annotation: what a `Literal` holds stays as it is written, and an `Annotated` type is its type."""
     if isinstance(annotation, astroid_nodes.Subscript):
         base = _resolve_annotation(annotation.value)
+        if base in {"typing.Annotated", "typing_extensions.Annotated"}:
+            assert isinstance(annotation.slice, astroid_nodes.Tuple)
+            return resolve_annotation(annotation.slice.elts[0])
         if base in {"typing.Literal", "typing_extensions.Literal"}:
             written = annotation.slice.as_string()
             return f"{base}[{written[1:-1] if isinstance(annotation.slice, astroid_nodes.Tuple) else written}]"
@@ -50,6 +54,11 @@ class Renderer(MystRenderer):
         if item is not None and full_name.endswith(".__init__") and "inherited" in item:
             return item if item["inherited"].split(".")[0] == full_name.split(".")[0] else None
         return item
+
+    def render_class(self, item: Any) -> Iterator[str]:
+        """Render a class without the bases that are private: they have no entry to link to."""
+        bases = [base for base in item.get("bases", []) if not base.rpartition(".")[2].startswith("_")]
+        yield from super().render_class({**item, "bases": bases})
 
     def render_data(self, item: Any) -> Iterator[str]:
         """Render a variable or a field; the value is the text of the source, and a required field has none."""

@@ -14,6 +14,7 @@ _PYTHON = "https://docs.python.org/3/library"
 _TORCH = "https://docs.pytorch.org/docs/stable"
 
 PAGES = {
+    "abc.ABC": f"{_PYTHON}/abc.html",
     "argparse.Namespace": f"{_PYTHON}/argparse.html",
     "collections.abc.AsyncIterator": f"{_PYTHON}/collections.abc.html",
     "collections.abc.Callable": f"{_PYTHON}/collections.abc.html",
@@ -22,23 +23,39 @@ PAGES = {
     "collections.abc.Iterator": f"{_PYTHON}/collections.abc.html",
     "collections.abc.Mapping": f"{_PYTHON}/collections.abc.html",
     "collections.abc.Sequence": f"{_PYTHON}/collections.abc.html",
+    "collections.UserDict": f"{_PYTHON}/collections.html",
     "dataclasses.dataclass": f"{_PYTHON}/dataclasses.html",
     "enum.Enum": f"{_PYTHON}/enum.html",
     "enum.IntEnum": f"{_PYTHON}/enum.html",
     "enum.StrEnum": f"{_PYTHON}/enum.html",
+    "numpy.ndarray": "https://numpy.org/doc/stable/reference/generated/numpy.ndarray.html",
     "pathlib.Path": f"{_PYTHON}/pathlib.html",
+    "pydantic.BaseModel": "https://docs.pydantic.dev/latest/api/base_model/",
+    "rich.console.Console": "https://rich.readthedocs.io/en/stable/reference/console.html",
+    "torch.Generator": f"{_TORCH}/generated/torch.Generator.html",
+    "torch.Size": f"{_TORCH}/size.html",
     "torch.Tensor": f"{_TORCH}/tensors.html",
     "torch.device": f"{_TORCH}/tensor_attributes.html",
     "torch.dtype": f"{_TORCH}/tensor_attributes.html",
 }
 
 
-def resolve(_app: Sphinx, _env: BuildEnvironment, node: pending_xref, shown: nodes.TextElement) -> nodes.Node | None:
+def resolve(app: Sphinx, env: BuildEnvironment, node: pending_xref, shown: nodes.TextElement) -> nodes.Node | None:
     """Return a link to the name's page, or None to leave it unresolved."""
     name = node.get("reftarget", "")
-    if node.get("refdomain") != "py" or name not in PAGES:
+    if node.get("refdomain") != "py":
         return None
+    if name not in PAGES:
+        return _alias(app, env, node, shown)
     return nodes.reference("", "", shown, internal=False, refuri=f"{PAGES[name]}#{name}", reftitle=name)
+
+
+def _alias(app: Sphinx, env: BuildEnvironment, node: pending_xref, shown: nodes.TextElement) -> nodes.Node | None:
+    """Return a link to one of our type aliases: a signature looks for a class, and the alias is described as data."""
+    domain, name = env.domains["py"], node["reftarget"]
+    if node.get("reftype") != "class" or getattr(domain, "objects", {}).get(name, (None,) * 3)[2] != "data":
+        return None
+    return domain.resolve_xref(env, node["refdoc"], app.builder, "data", name, node, shown)
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

@@ -100,7 +100,7 @@ class GenerationInterface(ABC):
 
     @abstractmethod
     def generate_async(self, data: BatchedDataDict, greedy: bool = False) -> AsyncIterator[tuple[int, BatchedDataDict]]:
-        """Yield (index in the batch, one-row output) as sequences finish, in the order in which they do."""
+        """Yield (index in the batch, one-row output) as sequences finish; those of one engine step come in any order."""
 
     @abstractmethod
     def stream(self, data: BatchedDataDict, greedy: bool = False) -> Iterator[Progress | tuple[int, BatchedDataDict]]:

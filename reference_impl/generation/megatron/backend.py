@@ -28,7 +28,6 @@ from reference_impl.models.catalog import Checkpoint, Tokenizer, find_model
 from reference_impl.models.gpt import build_gpt_model
 from reference_impl.models.llama import LlamaShape
 
-
 REPLY_S = 0.1
 """Longer than a finished sequence takes from the engine through the coordinator to its client."""
 
