@@ -27,6 +27,7 @@ extensions = [
     "api_renderer",
     "external_names",
     "mathml",
+    "own_source_only",
 ]
 # Paths here are relative to docs/; those in html_static_path and the like are relative to this file.
 exclude_patterns = ["_build", "_ext", "_static"]
