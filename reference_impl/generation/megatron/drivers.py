@@ -41,6 +41,20 @@ IDLE_POLL_S = 0.01
 STOP_TIMEOUT_S = 10.0
 
 
+_awake: set["Driver"] = set()
+"""Drivers whose engine is awake. Upstream's `InferenceMode` is one flag for the process: each engine raises it when it wakes
+and lowers it when it sleeps, also under another one that is at work and would then sample from the wrong logits."""
+
+
+def keep_inference_mode(driver: "Driver", awake: bool) -> None:
+    """Note that a driver's engine has woken or gone to sleep; the flag stays up while any engine is awake."""
+    from megatron.core.inference.utils import InferenceMode
+
+    (_awake.add if awake else _awake.discard)(driver)
+    if _awake:
+        InferenceMode.set_active()
+
+
 class Driver(ABC):
     """Requests in, completions out; weights, sleep and wake in between."""
 
@@ -49,6 +63,7 @@ class Driver(ABC):
         self._engine = engine
         self._stop_rule = stop_rule
         engine.controller.set_stop_word_finished_ids_callback(stop_rule)
+        keep_inference_mode(self, awake=True)
 
     @property
     def sampled_tokens(self) -> int:
@@ -80,19 +95,21 @@ class Driver(ABC):
     def suspend(self) -> None:
         """Put the engine to sleep; what happens to the KV cache is `kv_cache_management_mode`."""
         self._thread.call(self._suspend())
+        keep_inference_mode(self, awake=False)
 
     def resume(self) -> None:
         """Wake the engine; suspended requests go on."""
         self._thread.call(self._resume())
+        keep_inference_mode(self, awake=True)
 
     def close(self) -> None:
         """Stop the engine and the thread."""
-        if not self._thread.alive:
-            return
         try:
-            self._thread.call(self._close(), timeout=4 * STOP_TIMEOUT_S)
+            if self._thread.alive:
+                self._thread.call(self._close(), timeout=4 * STOP_TIMEOUT_S)
         finally:
             self._thread.stop()
+            keep_inference_mode(self, awake=False)
 
     @abstractmethod
     async def _submit(self, prompt: list[int], params: Any) -> Completion: ...

@@ -207,7 +207,7 @@ class TestThread:
         with pytest.raises((RuntimeError, SystemExit)):
             thread.call(leave())
         with pytest.raises(RuntimeError, match="the engine thread has ended: SystemExit"):
-            thread.call(asyncio.sleep(0))
+            thread.call(wrong())
         thread.stop()
 
     def test_waiting_ends(self):
