@@ -52,7 +52,8 @@ demo: .venv/.ready  ## run the demo: a generation, weights that move under it, a
 	@$(bin)/genref demo $(ARGS)
 
 test: .venv/.ready  ## run the tests and every snippet in the docs (make test ARGS="-k name")
-	@$(bin)/python -m pytest $(ARGS)
+	@# Two processes: much of the time goes into importing torch. A page's fences build on one another, so files stay whole.
+	@$(bin)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 docs: .venv/.ready  ## build the site; a warning is an error
 	@$(bin)/sphinx-build -W -n --keep-going -q -c . docs docs/_build/html

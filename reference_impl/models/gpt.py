@@ -32,8 +32,12 @@ def build_gpt_model(
     """
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.tensor_parallel.random import initialize_rng_tracker
 
     ensure_single_rank()
+    # CUDA graphs can only capture the inference tracker, and it is the one that works without CUDA. A trainer that has set
+    # up a tracker of its own before keeps it.
+    initialize_rng_tracker(inference_rng_tracker=True)
     config = transformer_config(shape, dtype, seed, cuda_graph_impl, inference_cuda_graph_scope)
     model = GPTModel(
         config,

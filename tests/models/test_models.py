@@ -28,10 +28,8 @@ def transformers_model(path):
 def megatron_log_probs(model, ids: list[int]) -> torch.Tensor:
     """[tokens, vocabulary] from the model's ordinary forward pass, as training sees it."""
     from megatron.core.inference.utils import InferenceMode
-    from megatron.core.tensor_parallel.random import initialize_rng_tracker
 
     InferenceMode.unset_active()
-    initialize_rng_tracker(inference_rng_tracker=True, force_reset=True)  # the CUDA tracker has no states on a CPU
     tokens = torch.tensor([ids])
     mask = torch.ones(1, 1, len(ids), len(ids), dtype=torch.bool).triu(1)
     with torch.no_grad(), cpu.cpu_platform():
