@@ -58,7 +58,14 @@ class Renderer(MystRenderer):
     def render_class(self, item: Any) -> Iterator[str]:
         """Render a class without the bases that are private: they have no entry to link to."""
         bases = [base for base in item.get("bases", []) if not base.rpartition(".")[2].startswith("_")]
-        yield from super().render_class({**item, "bases": bases})
+        lines = list(super().render_class({**item, "bases": bases}))
+        start = self.get_item(f"{item['full_name']}.__init__")
+        if start and not start["doc"]:
+            # A constructor is described by its class; without words of its own it needs no heading of its own.
+            at = lines.index("```{rubric} Initialization") if "```{rubric} Initialization" in lines else len(lines)
+            end = next((n for n in range(at + 3, len(lines)) if lines[n] == "```"), at)
+            del lines[at : end + 1]
+        yield from lines
 
     def render_data(self, item: Any) -> Iterator[str]:
         """Render a variable or a field; the value is the text of the source, and a required field has none."""
