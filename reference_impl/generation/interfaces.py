@@ -63,7 +63,8 @@ class GenerationError(RuntimeError):
 
 @dataclass(frozen=True)
 class Progress:
-    """Between two looks at the engine: tokens sampled so far for a batch, and its sequences that have finished."""
+    """Between two looks at the engine: tokens it has sampled since the batch was submitted (for other batches too, if some
+    run beside it), and sequences of the batch that have finished."""
 
     sampled_tokens: int
     finished: int

@@ -7,7 +7,6 @@ kept in the user's cache folder, keyed by the file's content.
 import hashlib
 import json
 import os
-import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -83,11 +82,6 @@ def cache_folder() -> Path:
     """`$XDG_CACHE_HOME` (or `~/.cache`) `/megatron-generation-reference`."""
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(root) / "megatron-generation-reference"
-
-
-def clear_cache() -> None:
-    """Forget every converted model."""
-    shutil.rmtree(cache_folder(), ignore_errors=True)
 
 
 def _dequantise(file: Path, folder: Path) -> None:

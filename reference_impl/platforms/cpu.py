@@ -221,6 +221,7 @@ def onednn_linear(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """`original` where gradients are wanted or the weights are not float32; oneDNN's product otherwise."""
     product = torch.ops.mkldnn._linear_pointwise
 
+    @functools.wraps(original)  # upstream keeps a flag on the function, which it finds under the name that we replace
     def linear(input: Tensor, weight: Tensor, bias: Tensor | None, *args: Any, **kwargs: Any) -> Tensor:
         if torch.is_grad_enabled() or weight.dtype is not torch.float32 or kwargs.get("sequence_parallel"):
             return original(input, weight, bias, *args, **kwargs)

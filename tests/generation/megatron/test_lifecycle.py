@@ -389,6 +389,18 @@ class TestScheduling:
         assert responses(alone)[0] == responses(together)[0]
         assert response_logprobs(alone)[0] == pytest.approx(response_logprobs(together)[0], abs=5e-4)
 
+    def test_bfloat16_on_a_cpu(self, make):
+        """Half the memory; its log-probabilities are float32's to the two or three digits that bfloat16 has."""
+        exact = make(max_new_tokens=3, stop_token_ids=[])
+        exact.prepare_for_generation()
+        expected = response_logprobs(exact.generate(prompts(PROMPT), greedy=True))[0]
+        settings = recipe(max_new_tokens=3, stop_token_ids=[])
+        policy = settings.policy.model_copy(update={"precision": "bfloat16"})
+        with MegatronGeneration(settings.model_copy(update={"policy": policy})) as backend:
+            assert next(backend.model.parameters()).dtype is torch.bfloat16
+            output = backend.generate(prompts(PROMPT), greedy=True)
+        assert response_logprobs(output)[0] == pytest.approx(expected, abs=0.1)
+
     def test_the_same_seed_and_order_repeat(self, make):
         """Two engines with one seed sample the same tokens; another seed samples others."""
         drawn = []
