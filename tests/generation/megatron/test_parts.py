@@ -206,6 +206,7 @@ class TestThread:
             thread.call(wrong())
         with pytest.raises((RuntimeError, SystemExit)):
             thread.call(leave())
+        thread._thread.join(timeout=10)
         with pytest.raises(RuntimeError, match="the engine thread has ended: SystemExit"):
             thread.call(wrong())
         thread.stop()
