@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -53,7 +53,7 @@ def demo(
     from reference_impl.staleness.report import print_strips, write_html
     from reference_impl.staleness.runs import read_run
 
-    engine: Any = create_backend(recipe)  # Any: see generate.py
+    engine = create_backend(recipe)
     prompts = [(text, chat_prompt(engine.tokenizer, text)) for text in PROMPTS]
     interrupted = False
     with interrupt_held() as stop, engine, open_run("demo", run_folder) as writer:

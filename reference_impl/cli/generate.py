@@ -5,7 +5,7 @@ import sys
 import threading
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -52,9 +52,8 @@ def generate(
 
     from reference_impl.generation.registry import create_backend
 
-    # Any: `stream` and `unfinished` are more than the contract asks of a backend. Made before the next imports, which take
-    # seconds, so that a backend that does not exist is refused at once.
-    engine: Any = create_backend(recipe)
+    # Made before the next imports, which take seconds, so that a backend that does not exist is refused at once.
+    engine = create_backend(recipe)
 
     from reference_impl.cli.session import Updates, generate_run, interrupt_held, open_run
     from reference_impl.generation.interfaces import GenerationError

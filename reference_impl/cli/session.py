@@ -18,8 +18,7 @@ from tqdm import tqdm
 from reference_impl.cli.quiet import quiet_signals
 from reference_impl.config.errors import ConfigError
 from reference_impl.generation.batch import BatchedDataDict, right_padded
-from reference_impl.generation.interfaces import Progress
-from reference_impl.generation.megatron.backend import MegatronGeneration
+from reference_impl.generation.interfaces import GenerationInterface, Progress
 from reference_impl.models.checkpoints import parameters_of, perturbed
 from reference_impl.staleness.runs import RunWriter, SequenceRecord
 
@@ -37,7 +36,7 @@ class Updates:
     made: int = field(default=0, init=False)
     _loaded: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)
 
-    def make_if_due(self, sampled_tokens: int, backend: MegatronGeneration, writer: RunWriter) -> None:
+    def make_if_due(self, sampled_tokens: int, backend: GenerationInterface, writer: RunWriter) -> None:
         """Change the weights, and say so in the run folder, if `sampled_tokens` of the whole run are enough for it.
 
         What is written down is the count when the change was made: in coordinator mode the engine runs on meanwhile.
@@ -101,7 +100,7 @@ def interrupt_held() -> Iterator[threading.Event]:
 
 
 def generate_run(
-    backend: MegatronGeneration,
+    backend: GenerationInterface,
     prompts: Sequence[tuple[str, list[int]]],
     writer: RunWriter,
     *,

@@ -79,7 +79,7 @@ class GenerationInterface(ABC):
 
     NeMo RL's contract also has `init_collective`, for weights that arrive over NCCL from other processes. A backend that
     shares the training model in one process has no use for it, so it is not part of this one. On the other hand `stream`,
-    `unfinished` and the attributes below are ours: the command line runs on them, over any backend.
+    `sampled_tokens`, `unfinished` and the attributes below are ours: the command line runs on them, over any backend.
 
     * `config`: the validated `policy.generation` section.
     * `epoch`: the checkpoint that the engine generates with, 0 until the first `update_weights`.
@@ -106,6 +106,11 @@ class GenerationInterface(ABC):
     @abstractmethod
     def stream(self, data: BatchedDataDict, greedy: bool = False) -> Iterator[Progress | tuple[int, BatchedDataDict]]:
         """As `generate_async`, for callers without an event loop, with a {py:class}`Progress` after each look."""
+
+    @property
+    @abstractmethod
+    def sampled_tokens(self) -> int:
+        """Tokens sampled since the engine was built, over all batches."""
 
     @abstractmethod
     def unfinished(self) -> list[tuple[int, BatchedDataDict]]:

@@ -299,19 +299,23 @@ class TestScheduling:
             assert got == pytest.approx(want, abs=5e-4)
 
     def test_eviction_keeps_the_stops(self, make):
-        """Stop ids and the length limit hold for an evicted request, counted from its first token."""
-        batch = prompts(PROMPT[:8], PROMPT[8:16])
-        block = 2 * 5 * 2 * 32 * 4 * 4
-        mcore = {"buffer_size_gb": 11 * block / 2**30, "max_requests": 8}
-        free = make(max_new_tokens=24, stop_token_ids=[], mcore=mcore)
-        free.prepare_for_generation()
-        output = free.generate(batch, greedy=True)
-        evicted = int(output["num_evictions"].argmax())
-        stop = responses(output)[evicted][-2]
-        free.config = free.config.model_copy(update={"stop_token_ids": [stop]})
-        stopped = free.generate(batch, greedy=True)
-        expected = responses(output)[evicted]
-        assert responses(stopped)[evicted] == expected[: expected.index(stop) + 1]
+        """1, 2, 3, ... in a cache for one and a bit: both end at a stop that is reached only after the eviction."""
+        block = 2 * 1 * 1 * 8 * 4 * 2  # K and V, layers, KV heads, head size, bytes, tokens
+        backend = make(
+            model=table_model(chain(*range(1, 16))),
+            shape=SHAPE,
+            tokenizer=Digits(),
+            max_new_tokens=14,
+            stop_token_ids=[14],
+            mcore={"block_size_tokens": 2, "buffer_size_gb": 11.5 * block / 2**30, "max_requests": 4},
+        )
+        backend.prepare_for_generation()
+        for settings, last in (({}, 14), ({"stop_token_ids": [], "stop_strings": ["mn"]}, 13)):
+            backend.config = backend.config.model_copy(update=settings)
+            output = backend.generate(prompts([1], [1]), greedy=True)
+            assert output["num_evictions"].sum() > 0
+            assert responses(output) == [list(range(2, last + 1))] * 2
+            assert output["truncated"].tolist() == [False, False]
 
     def test_chunked_prefill_changes_nothing(self, make):
         """Prompt 10 in chunks of at most 4: one token and one log-probability a sampled position, as in one piece."""
