@@ -342,6 +342,7 @@ class TestScheduling:
         backend.prepare_for_generation()
         output = backend.generate(prompts([1, 1, 1, 1, 1, 1, 1, 1, 5]), greedy=True)
         assert responses(output) == [[6, 7, 7]]
+        assert backend.sampled_tokens == 3, "what a partial chunk samples is not counted either"
 
     def test_a_prompt_larger_than_a_step_needs_chunks(self, make):
         """Prompt 5, max_tokens 4, no chunked prefill: that request fails, the other finishes."""
