@@ -16,6 +16,7 @@ from torch import Tensor
 from reference_impl.config.schema import GenerationConfig
 from reference_impl.generation.batch import BatchedDataDict
 from reference_impl.staleness.epochs import EpochRuns
+from reference_impl.staleness.records import RequestRecord
 
 
 class GenerationDatumSpec(TypedDict):
@@ -43,6 +44,10 @@ class GenerationOutputSpec(TypedDict):
     * `policy_epoch`, `kv_cache_epoch`: for each sequence the epochs of prompt and response as
       {py:class}`~reference_impl.staleness.epochs.EpochRuns`, `None` where nothing was stamped.
     * `num_evictions`: int64 [batch].
+    * `staleness`: for each sequence the {py:class}`~reference_impl.staleness.records.RequestRecord` that the three above
+      are taken from, `None` where nothing was stamped.
+    * `upstream_staleness`: the same record with the engine's own stamps where they differ in definition, for comparison;
+      `None` for an engine that has none.
     * `errors`: for each sequence `None`, or one line that says why it failed; a failed sequence is its prompt alone.
     """
 
@@ -54,6 +59,8 @@ class GenerationOutputSpec(TypedDict):
     policy_epoch: list[EpochRuns | None]
     kv_cache_epoch: list[EpochRuns | None]
     num_evictions: Tensor
+    staleness: list[RequestRecord | None]
+    upstream_staleness: list[RequestRecord | None]
     errors: list[str | None]
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 
 from reference_impl.generation.batch import BatchedDataDict, right_padded
-from reference_impl.staleness.epochs import EpochRuns
+from reference_impl.staleness.records import RequestRecord
 
 PAD = 0
 """What fills `output_ids` after a sequence; lengths, not this value, say where a sequence ends."""
@@ -14,13 +14,13 @@ PAD = 0
 
 @dataclass(frozen=True)
 class Completion:
-    """One finished response. Epochs cover prompt and response; they are `None` where nothing was stamped."""
+    """One finished response. `record` holds its epochs and what happened to its cache, `upstream` the epochs as the engine
+    itself stamped them; both cover prompt and response, and are `None` where nothing was stamped."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    policy: EpochRuns | None = None
-    kv: EpochRuns | None = None
-    num_evictions: int = 0
+    record: RequestRecord | None = None
+    upstream: RequestRecord | None = None
     truncated: bool = False
     error: str | None = None
 
@@ -37,8 +37,10 @@ def to_output(prompts: Sequence[list[int]], completions: Sequence[Completion]) -
         generation_lengths=torch.tensor([len(c.token_ids) for c in completions], dtype=torch.int64),
         unpadded_sequence_lengths=torch.tensor([len(p) + len(c.token_ids) for p, c in done], dtype=torch.int64),
         truncated=torch.tensor([c.truncated for c in completions], dtype=torch.bool),
-        policy_epoch=[c.policy for c in completions],
-        kv_cache_epoch=[c.kv for c in completions],
-        num_evictions=torch.tensor([c.num_evictions for c in completions], dtype=torch.int64),
+        policy_epoch=[c.record and c.record.policy_epoch for c in completions],
+        kv_cache_epoch=[c.record and c.record.kv_cache_epoch for c in completions],
+        num_evictions=torch.tensor([(c.record and c.record.num_evictions) or 0 for c in completions], dtype=torch.int64),
+        staleness=[c.record for c in completions],
+        upstream_staleness=[c.upstream for c in completions],
         errors=[c.error for c in completions],
     )

@@ -10,6 +10,7 @@ from reference_impl.generation.interfaces import verify_lengths, verify_right_pa
 from reference_impl.generation.outputs import Completion, to_output
 from reference_impl.generation.registry import create_backend
 from reference_impl.staleness.epochs import EpochRuns
+from reference_impl.staleness.records import RequestRecord
 
 
 class TestPadding:
@@ -75,8 +76,9 @@ class TestBatch:
 def test_an_output_is_put_together_as_the_contract_says():
     """Prompt then response, log-probabilities at the tokens' own indices, lengths, epochs, errors."""
     runs = EpochRuns.from_boundaries([(0, 1), (3, 2)], 4)
+    record = RequestRecord(0, runs, runs, EpochRuns.missing(4), ((2, 4),), num_evictions=1)
     done = [
-        Completion([7, 8], [-1.5, -0.25], policy=runs, kv=runs, num_evictions=1, truncated=True),
+        Completion([7, 8], [-1.5, -0.25], record=record, truncated=True),
         Completion(error="why"),
     ]
     output = to_output([[5, 6], [4]], done)
@@ -88,6 +90,8 @@ def test_an_output_is_put_together_as_the_contract_says():
     assert output["truncated"].tolist() == [True, False]
     assert output["policy_epoch"] == [runs, None]
     assert output["num_evictions"].tolist() == [1, 0]
+    assert output["staleness"] == [record, None]
+    assert output["upstream_staleness"] == [None, None]
     assert output["errors"] == [None, "why"]
 
 

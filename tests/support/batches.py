@@ -48,3 +48,8 @@ def response_logprobs(output: BatchedDataDict) -> list[list[float]]:
     ends = output["unpadded_sequence_lengths"].tolist()
     starts = [end - length for end, length in zip(ends, output["generation_lengths"].tolist(), strict=True)]
     return [output["logprobs"][i, start:end].tolist() for i, (start, end) in enumerate(zip(starts, ends, strict=True))]
+
+
+def tokens_of(*numbers: int) -> list[list[int]]:
+    """Prompts of the given lengths; equal lengths are equal prompts."""
+    return [[(7 * length + i) % 250 for i in range(length)] for length in numbers]

@@ -20,6 +20,7 @@ from reference_impl.generation.interfaces import GenerationError, GenerationInte
 from reference_impl.generation.megatron import build
 from reference_impl.generation.megatron.drivers import CoordinatorDriver, DirectDriver, Driver
 from reference_impl.generation.megatron.requests import Limits, sampling_params, tokens_to_generate, why_refused
+from reference_impl.generation.megatron.stamping import Stamping
 from reference_impl.generation.megatron.stopping import Decode, StopRule, Stops
 from reference_impl.generation.megatron.thread import EngineThread
 from reference_impl.generation.megatron.weights import check_update, copy_weights, forget_prefixes
@@ -241,16 +242,17 @@ class MegatronGeneration(GenerationInterface):
     def _start(self) -> Driver:
         thread = EngineThread()
 
-        async def make() -> tuple[Any, StopRule]:
+        async def make() -> tuple[Any, StopRule, Stamping]:
             if self.device.type == "cuda":
                 torch.cuda.set_device(self.device)  # the current device is a thread's own
             engine = build.build_engine(self.recipe, self.model, self.shape, self.device)
-            return engine, StopRule(engine, self._decode)
+            stamping = Stamping(engine)
+            return engine, StopRule(engine, self._decode, stamping.sampled), stamping
 
         try:
-            self._engine, stop_rule = thread.call(make())
+            self._engine, stop_rule, stamping = thread.call(make())
             kind = DirectDriver if self.config.mode == "direct" else CoordinatorDriver
-            driver = kind(thread, self._engine, stop_rule)
+            driver = kind(thread, self._engine, stop_rule, stamping)
         except BaseException:
             thread.stop()
             raise

@@ -1,4 +1,4 @@
-"""A finished Megatron request as a {py:class}`~reference_impl.generation.outputs.Completion`, epochs as it was stamped."""
+"""A finished Megatron request as a {py:class}`~reference_impl.generation.outputs.Completion`, with both kinds of stamps."""
 
 from typing import Any
 
@@ -6,10 +6,14 @@ from megatron.core.inference.inference_request import DynamicInferenceEventType,
 
 from reference_impl.generation.outputs import Completion
 from reference_impl.staleness.epochs import EpochRuns
+from reference_impl.staleness.records import RequestRecord
 
 
-def read_completion(request: Any, prompt_length: int) -> Completion:
-    """Read a merged `DynamicInferenceRequest`. Ids and log-probabilities of different lengths are a `RuntimeError`."""
+def read_completion(request: Any, record: RequestRecord | None, prompt_length: int) -> Completion:
+    """Read a merged `DynamicInferenceRequest`; `record` is what the tracker knows of it.
+
+    Ids and log-probabilities of different lengths are a `RuntimeError`.
+    """
     if request.status == Status.FAILED:
         return Completion(error=_reason(request))
     token_ids = [int(token) for token in request.generated_tokens]
@@ -19,18 +23,36 @@ def read_completion(request: Any, prompt_length: int) -> Completion:
             f"request {request.request_id}: the engine returned {len(token_ids)} tokens and {len(logprobs)} "
             "log-probabilities"
         )
-    length = prompt_length + len(token_ids)
     return Completion(
         token_ids=token_ids,
         logprobs=logprobs,
-        policy=_runs(request.policy_epoch, length),
-        kv=_runs(request.kv_cache_epoch, length),
-        num_evictions=sum(event.type == DynamicInferenceEventType.EVICT for event in request.events),
+        record=record,
+        upstream=upstream_view(request, prompt_length, prompt_length + len(token_ids)),
     )
 
 
-def _runs(boundaries: list[tuple[int, int]] | None, length: int) -> EpochRuns | None:
-    return EpochRuns.from_boundaries(boundaries, length) if boundaries else None
+def upstream_view(request: Any, prompt_length: int, length: int) -> RequestRecord | None:
+    """Megatron's own stamps on a merged request as a record, imprecisions included; `None` if it was not stamped.
+
+    What Megatron has no stamp for (what a token attended to, recomputes, prefix reuse) is missing.
+    """
+    if not request.policy_epoch:
+        return None
+    policy = EpochRuns.from_boundaries(request.policy_epoch, length)
+    kv = EpochRuns.from_boundaries(request.kv_cache_epoch, length) if request.kv_cache_epoch else None
+    return RequestRecord(
+        request=request.request_id,
+        policy_epoch=policy,
+        kv_cache_epoch=kv or EpochRuns.missing(length),
+        oldest_attended_kv_epoch=EpochRuns.missing(length),
+        sampled=((prompt_length, length),) if length > prompt_length else (),
+        num_evictions=sum(event.type == DynamicInferenceEventType.EVICT for event in request.events),
+        num_preemptions=None,
+        num_recomputes=None,
+        prefix_cached_tokens=None,
+        admission_epoch=request.policy_epoch[0][1],
+        completion_epoch=request.policy_epoch[-1][1],
+    )
 
 
 def _reason(request: Any) -> str:

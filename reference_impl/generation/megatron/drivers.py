@@ -20,6 +20,7 @@ import zmq
 
 from reference_impl.generation.megatron.completions import read_completion
 from reference_impl.generation.megatron.requests import TAG
+from reference_impl.generation.megatron.stamping import Stamping
 from reference_impl.generation.megatron.stopping import StopRule
 from reference_impl.generation.megatron.thread import EngineThread
 from reference_impl.generation.megatron.weights import forget_prefixes, stamp_epoch
@@ -58,10 +59,11 @@ def keep_inference_mode(driver: "Driver", awake: bool) -> None:
 class Driver(ABC):
     """Requests in, completions out; weights, sleep and wake in between."""
 
-    def __init__(self, thread: EngineThread, engine: Any, stop_rule: StopRule) -> None:
+    def __init__(self, thread: EngineThread, engine: Any, stop_rule: StopRule, stamping: Stamping) -> None:
         self._thread = thread
         self._engine = engine
         self._stop_rule = stop_rule
+        self._stamping = stamping
         engine.controller.set_stop_word_finished_ids_callback(stop_rule)
         keep_inference_mode(self, awake=True)
 
@@ -85,7 +87,9 @@ class Driver(ABC):
     async def _so_far(self, tag: str, prompt: list[int]) -> Completion | None:
         for entry in self._engine.requests.values():
             if getattr(entry.record[0].sampling_params, TAG, None) == tag:
-                return read_completion(entry.record.merge(), len(prompt))
+                request = entry.record.merge()
+                length = len(prompt) + len(request.generated_tokens)
+                return read_completion(request, self._stamping.tracker.so_far(request.request_id, length), len(prompt))
         return None
 
     def update(self, change: Callable[[], None], epoch: int) -> None:
@@ -136,8 +140,8 @@ class Driver(ABC):
 class DirectDriver(Driver):
     """Steps the engine in this process, one step for each `advance`."""
 
-    def __init__(self, thread: EngineThread, engine: Any, stop_rule: StopRule) -> None:
-        super().__init__(thread, engine, stop_rule)
+    def __init__(self, thread: EngineThread, engine: Any, stop_rule: StopRule, stamping: Stamping) -> None:
+        super().__init__(thread, engine, stop_rule, stamping)
         self._next_id = 0
         # Upstream's step yields to the loop between forward pass and sampling; nothing may slip in there.
         self._between_steps = asyncio.Lock()
@@ -145,7 +149,7 @@ class DirectDriver(Driver):
     async def _submit(self, prompt: list[int], params: Any) -> Completion:
         request_id, self._next_id = self._next_id, self._next_id + 1
         record = await self._engine.add_request(request_id, prompt, params)
-        return read_completion(record.merge(), len(prompt))
+        return read_completion(record.merge(), self._stamping.take(getattr(params, TAG)), len(prompt))
 
     async def _advance(self) -> None:
         async with self._between_steps:
@@ -163,6 +167,7 @@ class DirectDriver(Driver):
             if rebuild_cache:
                 self._engine.suspend()
             change()
+            self._stamping.tracker.weights_changed(epoch)
             forget_prefixes(self._engine)
             stamp_epoch(self._engine, epoch)
             if rebuild_cache:
@@ -186,8 +191,8 @@ class DirectDriver(Driver):
 class CoordinatorDriver(Driver):
     """Megatron's coordinator process and client; the engine's loop runs on the engine thread."""
 
-    def __init__(self, thread: EngineThread, engine: Any, stop_rule: StopRule) -> None:
-        super().__init__(thread, engine, stop_rule)
+    def __init__(self, thread: EngineThread, engine: Any, stop_rule: StopRule, stamping: Stamping) -> None:
+        super().__init__(thread, engine, stop_rule, stamping)
         self._client: Any = None
         try:
             self._thread.call(self._start())
@@ -227,7 +232,7 @@ class CoordinatorDriver(Driver):
 
     async def _submit(self, prompt: list[int], params: Any) -> Completion:
         request = await self._client.add_request(prompt, params)
-        return read_completion(request, len(prompt))
+        return read_completion(request, self._stamping.take(getattr(params, TAG)), len(prompt))
 
     async def _advance(self) -> None:
         self._check_alive()
@@ -248,6 +253,7 @@ class CoordinatorDriver(Driver):
             if self._recomputes():
                 await self._to(EngineState.SUSPENDED)
         change()
+        self._stamping.tracker.weights_changed(epoch)
         forget_prefixes(self._engine)
         self._client.set_generation_epoch(epoch)
         while self._engine._generation_epoch != epoch:  # the message passes through the coordinator

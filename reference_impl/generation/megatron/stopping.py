@@ -39,11 +39,13 @@ class Stops:
 
 
 class StopRule:
-    """The controller's callback. It also counts sampled tokens, since it is the one place that sees each of them."""
+    """The controller's callback. It also counts sampled tokens, since it is the one place that sees each of them, and tells
+    `sampled` for which requests one was sampled."""
 
-    def __init__(self, engine: Any, decode: Decode | None) -> None:
+    def __init__(self, engine: Any, decode: Decode | None, sampled: Callable[[list[int]], None]) -> None:
         self._engine = engine
         self._decode = decode
+        self._tell_sampled = sampled
         self.sampled_tokens = 0
 
     def __call__(self, active_request_ids: list[int]) -> set[int]:
@@ -51,10 +53,11 @@ class StopRule:
         sampled = self._engine.controller._sampled_tokens_cuda[: len(active_request_ids)].tolist()
         unfinished_prefill = self._engine.context.chunked_prefill_request_id
         done = set()
-        for request_id, token in zip(active_request_ids, sampled, strict=True):
-            if request_id == unfinished_prefill:
-                continue  # what is sampled in the middle of a prompt is thrown away
-            self.sampled_tokens += 1
+        # What is sampled in the middle of a prompt is thrown away.
+        kept = [pair for pair in zip(active_request_ids, sampled, strict=True) if pair[0] != unfinished_prefill]
+        self.sampled_tokens += len(kept)
+        self._tell_sampled([request_id for request_id, _ in kept])
+        for request_id, token in kept:
             record = self._engine.requests[request_id].record
             # The first request of the record has all parameters; Megatron's copies after an eviction lose ours.
             params = record[0].sampling_params

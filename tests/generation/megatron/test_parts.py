@@ -153,14 +153,16 @@ class TestCompletions:
     def test_lengths_that_differ_are_an_error(self):
         """A sampled id without its log-probability is never reported as 0.0."""
         with pytest.raises(RuntimeError, match="request 3: the engine returned 2 tokens and 1 log-probabilities"):
-            read_completion(self.request(generated_log_probs=[-1.0]), 1)
+            read_completion(self.request(generated_log_probs=[-1.0]), None, 1)
 
-    def test_epochs_cover_prompt_and_response(self):
+    def test_upstreams_stamps_cover_prompt_and_response(self):
         """Boundaries past the end are dropped; what was not stamped is missing, not 0."""
-        done = read_completion(self.request(policy_epoch=[(0, 1), (2, 2), (9, 3)]), 2)
-        assert done.policy.to_json() == [[0, 1], [2, 2]]
-        assert done.policy.length == 4
-        assert done.kv is None
+        done = read_completion(self.request(policy_epoch=[(0, 1), (2, 2), (9, 3)]), None, 2)
+        assert done.upstream.policy_epoch.to_json() == [[0, 1], [2, 2]]
+        assert done.upstream.length == 4
+        assert done.upstream.sampled == ((2, 4),)
+        assert done.upstream.kv_cache_epoch.to_json() == [[0, None]]
+        assert done.record is None
 
 
 class TestBuild:
