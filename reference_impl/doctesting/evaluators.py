@@ -168,6 +168,13 @@ def check_graphviz(case: Case) -> str | None:
     return f"dot refuses it: {done.stderr}" if done.returncode else None
 
 
+def check_image(case: Case) -> str | None:
+    """Look for the picture, and ask for words that say what it shows to those who cannot see it."""
+    if not case.fence.options.get("alt"):
+        return "a picture needs an :alt: text"
+    return check_literalinclude(case)
+
+
 def check_literalinclude(case: Case) -> str | None:
     """Look for the included file; Sphinx checks the part that is asked for."""
     file = _included(case)
@@ -199,6 +206,7 @@ EVALUATORS: dict[str, Evaluator] = {
     "json": check_json,
     "toml": check_toml,
     "{graphviz}": check_graphviz,
+    "{image}": check_image,
     "{literalinclude}": check_literalinclude,
     "{raw}": check_raw,
     "{toctree}": leave_to_sphinx,

@@ -51,6 +51,7 @@ RIGHT = {
     "json": '```json\n{"a": 1}\n```\n',
     "toml": "```toml\na = 1\n```\n",
     "a diagram": "```{graphviz}\n:alt: a leads to b\n\ndigraph { a -> b }\n```\n",
+    "a picture": "```{image} page.md\n:alt: a page\n```\n",
     "an included file": "```{literalinclude} page.md\n```\n",
     "a file of the site": "```{literalinclude} /page.md\n```\n",
     "a formula": "```{math}\nx\n```\n",
@@ -116,6 +117,8 @@ WRONG = {
     "broken toml": ("```toml\na\n```\n", "bad TOML"),
     "a broken diagram": ("```{graphviz}\n:alt: x\n\ndigraph { a -> }\n```\n", "dot refuses it"),
     "a diagram without words": ("```{graphviz}\ndigraph { a }\n```\n", ":alt:"),
+    "a picture without words": ("```{image} fence.png\n```\n", ":alt:"),
+    "a picture that is gone": ("```{image} no.png\n:alt: x\n```\n", "no such file"),
     "a diagram that is gone": ("```{graphviz} no.dot\n:alt: x\n```\n", "no such file"),
     "a file that is gone": ("```{literalinclude} no.py\n```\n", "no such file"),
 }
