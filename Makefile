@@ -2,7 +2,7 @@
 # `make` alone lists the targets.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test docs check format lock clean
+.PHONY: help setup demo test fuzz docs check format lock clean
 
 # Nothing here may fetch a model: what the project needs is installed by set-up.
 export HF_HUB_OFFLINE := 1
@@ -55,6 +55,9 @@ demo: .venv/.ready  ## run the demo: a generation, weights that move under it, a
 test: .venv/.ready  ## run the tests and every snippet in the docs (make test ARGS="-k name")
 	@# Two processes: much of the time goes into importing torch. A page's fences build on one another, so files stay whole.
 	@$(bin)/python -m pytest -n 2 --dist loadfile $(ARGS)
+
+fuzz: .venv/.ready  ## hold the staleness stamps to their oracle on 10,000 schedules, new ones each time
+	@GENREF_FUZZ=10000 $(bin)/python -m pytest --timeout 0 tests/oracle/test_against_oracle.py $(ARGS)
 
 docs: .venv/.ready  ## build the site; a warning is an error
 	@$(bin)/sphinx-build -W -n --keep-going -q -c . docs docs/_build/html

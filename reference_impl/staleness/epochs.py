@@ -99,7 +99,15 @@ class EpochRuns:
         goes backwards, and for anything that is not an integer of 0 or more (a bool is none); an epoch may be `None`.
         """
         length = _integer(length, "length")
-        return cls(_canonical(boundaries, length), length)
+        return cls._canonical(_canonical(boundaries, length), length)
+
+    @classmethod
+    def _canonical(cls, runs: tuple[tuple[int, int | None], ...], length: int) -> EpochRuns:
+        """`runs` that came from canonical ones, and are not checked once more: a step handles thousands."""
+        made = object.__new__(cls)
+        object.__setattr__(made, "runs", runs)
+        object.__setattr__(made, "length", length)
+        return made
 
     @classmethod
     def from_tokens(cls, epochs: Sequence[int | None] | np.ndarray) -> EpochRuns:
@@ -197,8 +205,8 @@ class EpochRuns:
         start, stop = _integer(start, "start"), _integer(stop, "stop")
         if not start <= stop <= self.length:
             raise ValueError(f"slice {start}:{stop} does not lie within the sequence's {self.length} tokens")
-        kept = [(max(first - start, 0), epoch) for first, last, epoch in self.spans() if last > start]
-        return EpochRuns.from_boundaries(kept if stop > start else [], stop - start)
+        kept = [(max(first - start, 0), epoch) for first, last, epoch in self.spans() if last > start and first < stop]
+        return EpochRuns._canonical(tuple(kept) if stop > start else (), stop - start)
 
     def truncate(self, length: int) -> EpochRuns:
         """The runs of the first `length` tokens. Raises `ValueError` unless `0 <= length <= self.length`."""
@@ -210,7 +218,8 @@ class EpochRuns:
         Raises `ValueError` for an epoch (other than `None`) or a count that is not an integer of 0 or more.
         """
         epoch, count = None if epoch is None else _integer(epoch, "epoch"), _integer(count, "count")
-        return EpochRuns.from_boundaries([*self.runs, (self.length, epoch)], self.length + count)
+        same = not count or (self.runs and self.runs[-1][1] == epoch)
+        return EpochRuns._canonical(self.runs if same else (*self.runs, (self.length, epoch)), self.length + count)
 
     @property
     def oldest(self) -> int:

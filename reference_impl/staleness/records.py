@@ -109,14 +109,26 @@ class RequestRecord:
     def segments(self) -> Iterator[Segment]:
         """The sampled tokens in order, neighbours with equal epochs taken together."""
         for begin, end in self.sampled:
-            sources = [list(getattr(self, name).slice(begin, end).spans()) for name in EPOCHS]
-            at, places = 0, [0, 0, 0]
-            while at < end - begin:
-                here = [spans[place] for spans, place in zip(sources, places, strict=True)]
-                stop = min(span[1] for span in here)
-                yield Segment(here[0][2], here[1][2], here[2][2], stop - at)
-                places = [place + (span[1] == stop) for place, span in zip(places, here, strict=True)]
-                at = stop
+            for start, stop, policy, kv, attended in self.aligned(begin, end):
+                yield Segment(policy, kv, attended, stop - start)
+
+    def aligned(self, begin: int, end: int) -> Iterator[tuple[int, int, int | None, int | None, int | None]]:
+        """`(start, stop, policy, kv, attended)` of tokens `begin` to `end`, cut wherever one of the three epochs changes."""
+        sources = (self.policy_epoch.runs, self.kv_cache_epoch.runs, self.oldest_attended_kv_epoch.runs)
+        places, at = [0, 0, 0], begin
+        epochs: list[int | None] = [None, None, None]
+        while at < end:
+            stop = end
+            for kind, runs in enumerate(sources):
+                place, count = places[kind], len(runs)
+                while place < count and runs[place][0] <= at:
+                    epochs[kind] = runs[place][1]
+                    place += 1
+                places[kind] = place
+                if place < count and runs[place][0] < stop:
+                    stop = runs[place][0]
+            yield at, stop, epochs[0], epochs[1], epochs[2]
+            at = stop
 
 
 def check(record: RequestRecord) -> None:
@@ -129,27 +141,28 @@ def check(record: RequestRecord) -> None:
     KV epochs may well fall along a sequence: another request that shares a block can compute it again, newer, and no
     count of this request tells.
     """
-    policy, kv, attended = (getattr(record, name).expand() for name in EPOCHS)
     reused = record.length if record.prefix_cached_tokens is None else record.prefix_cached_tokens
-    for token in range(reused, record.length):
-        if policy[token] > kv[token] >= 0:
+    for start, stop, policy, kv, _ in record.aligned(0, record.length):
+        if policy is not None and kv is not None and policy > kv and stop > reused:
             raise ValueError(
-                f"token {token} of request {record.request!r}: KV epoch {kv[token]} is older than its policy epoch "
-                f"{policy[token]}; policy staleness is never below KV staleness"
+                f"token {max(start, reused)} of request {record.request!r}: KV epoch {kv} is older than its policy epoch "
+                f"{policy}; policy staleness is never below KV staleness"
             )
     last = 0
-    for start, stop in record.sampled:
-        for token in range(start, stop):
-            if attended[token] > policy[token] >= 0:
+    for begin, end in record.sampled:
+        for start, _, policy, _, attended in record.aligned(begin, end):
+            if policy is None:
+                continue
+            if attended is not None and attended > policy:
                 raise ValueError(
-                    f"token {token} of request {record.request!r}: oldest attended KV epoch {attended[token]} is newer "
-                    f"than its policy epoch {policy[token]}"
+                    f"token {start} of request {record.request!r}: oldest attended KV epoch {attended} is newer than its "
+                    f"policy epoch {policy}"
                 )
-            if 0 <= policy[token] < last:
+            if policy < last:
                 raise ValueError(
-                    f"token {token} of request {record.request!r}: policy epoch falls from {last} to {policy[token]}"
+                    f"token {start} of request {record.request!r}: policy epoch falls from {last} to {policy}"
                 )
-            last = max(last, int(policy[token]))
+            last = policy
 
 
 def merge_turns(turns: Sequence[RequestRecord]) -> RequestRecord:
@@ -169,7 +182,7 @@ def merge_turns(turns: Sequence[RequestRecord]) -> RequestRecord:
             raise ValueError(
                 f"turn {number} has a prompt of {start} tokens, fewer than the {merged.length} of the turn before it"
             )
-        told, own = start - merged.length, turn.length - start
+        told = start - merged.length
         policy = EpochRuns.merge_turns([merged.policy_epoch.append(None, told), turn.policy_epoch])
         attended = EpochRuns.merge_turns(
             [merged.oldest_attended_kv_epoch.append(None, told), turn.oldest_attended_kv_epoch]
@@ -179,7 +192,7 @@ def merge_turns(turns: Sequence[RequestRecord]) -> RequestRecord:
             turn,
             policy_epoch=policy,
             oldest_attended_kv_epoch=attended,
-            sampled=(*merged.sampled, *([(start, start + own)] if own else [])),
+            sampled=merged.sampled + turn.sampled,
             admission_epoch=merged.admission_epoch,
             **counts,
         )

@@ -61,9 +61,7 @@ class StalenessTracker:
         self._length = np.zeros(0, np.int64)  # tokens in all
         self._cached = np.zeros(0, np.int64)  # leading positions with keys and values
         self._oldest = np.zeros(0, np.int64)  # oldest epoch among them, or ASK, MISSING, NOTHING
-        self._logits = np.zeros(
-            (0, 2), np.int64
-        )  # of the pass over the last token: its epoch, the oldest it attended to
+        self._logits = np.zeros((0, 2), np.int64)  # of the last token's pass: its epoch, the oldest it attended to
         self._seen = np.zeros((0, 2), np.int64)  # policy and attended epoch of the last sampled token
         self._slots = np.zeros((0, 0), np.int64)  # [row, position]
         self._tag = np.zeros(0, np.int64)  # [slot]

@@ -28,6 +28,7 @@ from reference_impl.generation.outputs import Completion, to_output
 from reference_impl.models.catalog import Checkpoint, Tokenizer, find_model
 from reference_impl.models.gpt import build_gpt_model
 from reference_impl.models.llama import LlamaShape
+from reference_impl.staleness.tracker import StalenessTracker
 
 REPLY_S = 0.1
 """Longer than a finished sequence takes from the engine through the coordinator to its client."""
@@ -224,6 +225,11 @@ class MegatronGeneration(GenerationInterface):
                 ready.append((index, replace(so_far[index] or Completion(), error="interrupted")))
             found += [(index, to_output([batch.rows[index].prompt], [completion])) for index, completion in ready]
         return found
+
+    @property
+    def tracker(self) -> StalenessTracker:
+        """What tags the KV slots of the running engine; `follow` of `reference_impl.staleness.events` shows its events."""
+        return self._awake().stamping.tracker
 
     # --- inside -------------------------------------------------------------------------------------------------
 

@@ -63,7 +63,7 @@ class Driver(ABC):
         self._thread = thread
         self._engine = engine
         self._stop_rule = stop_rule
-        self._stamping = stamping
+        self.stamping = stamping
         engine.controller.set_stop_word_finished_ids_callback(stop_rule)
         keep_inference_mode(self, awake=True)
 
@@ -89,7 +89,7 @@ class Driver(ABC):
             if getattr(entry.record[0].sampling_params, TAG, None) == tag:
                 request = entry.record.merge()
                 length = len(prompt) + len(request.generated_tokens)
-                return read_completion(request, self._stamping.tracker.so_far(request.request_id, length), len(prompt))
+                return read_completion(request, self.stamping.tracker.so_far(request.request_id, length), len(prompt))
         return None
 
     def update(self, change: Callable[[], None], epoch: int) -> None:
@@ -149,7 +149,7 @@ class DirectDriver(Driver):
     async def _submit(self, prompt: list[int], params: Any) -> Completion:
         request_id, self._next_id = self._next_id, self._next_id + 1
         record = await self._engine.add_request(request_id, prompt, params)
-        return read_completion(record.merge(), self._stamping.take(getattr(params, TAG)), len(prompt))
+        return read_completion(record.merge(), self.stamping.take(getattr(params, TAG)), len(prompt))
 
     async def _advance(self) -> None:
         async with self._between_steps:
@@ -167,7 +167,7 @@ class DirectDriver(Driver):
             if rebuild_cache:
                 self._engine.suspend()
             change()
-            self._stamping.tracker.weights_changed(epoch)
+            self.stamping.tracker.weights_changed(epoch)
             forget_prefixes(self._engine)
             stamp_epoch(self._engine, epoch)
             if rebuild_cache:
@@ -232,7 +232,7 @@ class CoordinatorDriver(Driver):
 
     async def _submit(self, prompt: list[int], params: Any) -> Completion:
         request = await self._client.add_request(prompt, params)
-        return read_completion(request, self._stamping.take(getattr(params, TAG)), len(prompt))
+        return read_completion(request, self.stamping.take(getattr(params, TAG)), len(prompt))
 
     async def _advance(self) -> None:
         self._check_alive()
@@ -253,7 +253,7 @@ class CoordinatorDriver(Driver):
             if self._recomputes():
                 await self._to(EngineState.SUSPENDED)
         change()
-        self._stamping.tracker.weights_changed(epoch)
+        self.stamping.tracker.weights_changed(epoch)
         forget_prefixes(self._engine)
         self._client.set_generation_epoch(epoch)
         while self._engine._generation_epoch != epoch:  # the message passes through the coordinator

@@ -133,7 +133,7 @@ class TestUpdates:
             driver.advance().result()
         stamp_epoch(copy, epoch)
         backend.epoch = epoch
-        driver._stamping.tracker.weights_changed(epoch)  # what the driver's own update would have told it
+        backend.tracker.weights_changed(epoch)  # what the driver's own update would have told it
         for i, entry in engine.requests.items():
             for name in ("policy_epoch", "kv_cache_epoch"):
                 assert getattr(entry.record[-1], name) == getattr(copy.requests[i].record[0], name)

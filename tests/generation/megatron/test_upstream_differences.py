@@ -166,7 +166,7 @@ def test_d5_a_change_between_two_chunks(engine):
     stream = backend.stream(prompts(*tokens_of(100)), greedy=True)
     assert next(stream).sampled_tokens == 0
     assert next(stream).sampled_tokens == 0, "the first chunk emits no token"
-    assert backend._driver._stamping.tracker.cached(0) == 60
+    assert backend.tracker.cached(0) == 60
     backend.update_weights(None, epoch=1)
     records = [event[1] for event in stream if not isinstance(event, Progress)]
     exact, upstream = records[0]["staleness"][0], records[0]["upstream_staleness"][0]
@@ -249,7 +249,7 @@ def megatron_params(backend, prompt, **more):
 async def megatron_reply(driver, prompt, params):
     """The engine's own reply, before this backend holds it to its rules, and our record."""
     record = await driver._engine.add_request(99, prompt, params)
-    return record.merge(), driver._stamping.take("here")
+    return record.merge(), driver.stamping.take("here")
 
 
 def generated(engine) -> list[int]:
