@@ -27,6 +27,7 @@ extensions = [
     "api_renderer",
     "external_names",
     "mathml",
+    "metric_tables",
     "own_source_only",
 ]
 # Paths here are relative to docs/; those in html_static_path and the like are relative to this file.

@@ -213,4 +213,6 @@ EVALUATORS: dict[str, Evaluator] = {
     "{math}": leave_to_sphinx,
     "{autodoc2-object}": leave_to_sphinx,
     "{autodoc2-summary}": leave_to_sphinx,
+    "{metrics-table}": leave_to_sphinx,
+    "{alias-table}": leave_to_sphinx,
 }

@@ -19,6 +19,7 @@ from reference_impl.staleness.rollouts import Columns, Rollouts
 
 type WhenOlder = Literal["keep", "drop", "wait"]
 
+MANY = 1_000_000  # bins
 WHEN_OLDER = ("keep", "drop", "wait")
 KINDS = {"policy": "policy", "kv_cache": "kv", "attended_kv": "attended"}
 """Kinds of staleness, by the name that metrics use, and the column of their epochs."""
@@ -120,8 +121,14 @@ class Consumption:
         """`{staleness: tokens}` over all consumed sampled tokens with a stamp, rising."""
         staleness = self.staleness(kind)
         known = staleness != MISSING
-        tokens = np.bincount(staleness[known], self.tokens[known])
-        return {int(stale): int(tokens[stale]) for stale in np.flatnonzero(tokens)}
+        if not known.any():
+            return {}
+        first = int(staleness[known].min())
+        if int(staleness.max()) - first > MANY:  # epochs that are times of day, say: a bin for each value would not fit
+            values, places = np.unique(staleness[known], return_inverse=True)
+            return dict(zip(values.tolist(), np.bincount(places, self.tokens[known]).astype(int).tolist(), strict=True))
+        tokens = np.bincount(staleness[known] - first, self.tokens[known])
+        return {int(place + first): int(tokens[place]) for place in np.flatnonzero(tokens)}
 
     @cached_property
     def completion_gap(self) -> np.ndarray:
@@ -154,12 +161,12 @@ def consume(
 
     Raises `ValueError` for a step that is older than a rollout's epoch, naming the token, or than its completion.
     """
-    if isinstance(step, bool) or not isinstance(step, int | np.integer) or step < 0:
+    if not _is_integer(step) or step < 0:
         raise ValueError(f"step must be an integer of 0 or more, got {step!r}")
     if when_older not in WHEN_OLDER:
         raise ValueError(f"when_older: expected one of {', '.join(WHEN_OLDER)}, got {when_older!r}")
-    if max_staleness is not None and max_staleness < 0:
-        raise ValueError(f"max_staleness must be 0 or more, got {max_staleness}")
+    if max_staleness is not None and (not _is_integer(max_staleness) or max_staleness < 0):
+        raise ValueError(f"max_staleness must be an integer of 0 or more, got {max_staleness!r}")
     offered = rollouts if isinstance(rollouts, Rollouts) else Rollouts(rollouts)
     columns = offered.columns()
     failed = columns.status == STATUSES.index("failed")
@@ -187,6 +194,10 @@ def consume(
         dropped=drops[:0] if late else drops,
         waiting_for=late,
     )
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def _late(in_flight: Iterable[RequestRecord], step: int, max_staleness: int) -> tuple[int | str, ...]:

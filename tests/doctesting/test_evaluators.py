@@ -56,6 +56,8 @@ RIGHT = {
     "a file of the site": "```{literalinclude} /page.md\n```\n",
     "a formula": "```{math}\nx\n```\n",
     "raw HTML": "```{raw} html\n<hr>\n```\n",
+    "a table of metrics": "```{metrics-table}\n```\n",
+    "a table of another system's": "```{alias-table} verl\n```\n",
     "in a note": ":::{note}\n```python\nprint(1)\n```\n\n```text\n1\n```\n:::\n",
     "no newline at the end": "```python\nx = 1\n```",
 }
