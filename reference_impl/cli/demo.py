@@ -50,7 +50,8 @@ def demo(
     from reference_impl.cli.session import Updates, generate_run, interrupt_held, open_run
     from reference_impl.generation.registry import create_backend
     from reference_impl.models.catalog import chat_prompt
-    from reference_impl.staleness.report import print_strips, write_html
+    from reference_impl.staleness.report.page import write_html
+    from reference_impl.staleness.report.terminal import print_strips
     from reference_impl.staleness.runs import read_run
 
     engine = create_backend(recipe)

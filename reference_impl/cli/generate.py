@@ -3,7 +3,6 @@
 import json
 import sys
 import threading
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -122,10 +121,10 @@ def as_yaml(value: str | int) -> str:
 
 def show(record: "SequenceRecord", as_json: bool, stop: threading.Event) -> None:
     """Print a finished sequence. Where nobody reads any more, as with `| head -1`, the run is to stop."""
-    from reference_impl.staleness.tokens import control_pictures
+    from reference_impl.staleness.report.tokens import control_pictures
 
     if as_json:
-        text = json.dumps(asdict(record))
+        text = json.dumps(record.to_line())
     elif record.error:
         return
     else:

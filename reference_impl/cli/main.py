@@ -7,10 +7,11 @@ import sys
 import typer
 
 from reference_impl import __version__
-from reference_impl.cli.bench import bench
+from reference_impl.cli import bench
 from reference_impl.cli.demo import demo
 from reference_impl.cli.generate import generate
 from reference_impl.cli.quiet import quiet_upstream
+from reference_impl.cli.report import ReportCommand, report
 from reference_impl.cli.streams import INTERRUPTED, accept_any_text, drop_output
 from reference_impl.config.errors import ConfigError
 
@@ -23,7 +24,8 @@ app = typer.Typer(
 )
 app.command()(generate)
 app.command()(demo)
-app.command()(bench)
+app.command(cls=ReportCommand)(report)
+app.add_typer(bench.app, name="bench")
 
 if multiprocessing.current_process().name != "MainProcess":
     # Megatron's coordinator process imports the script that was started, and with it this module; `run` is not called.

@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +149,7 @@ def to_record(index: int, prompt: tuple[str, list[int]], output: BatchedDataDict
     text, prompt_ids = prompt
     start, end = len(prompt_ids), int(output["unpadded_sequence_lengths"][0])
     token_ids = output["output_ids"][0, start:end].tolist()
-    policy, kv = output["policy_epoch"][0], output["kv_cache_epoch"][0]
+    record, upstream = output["staleness"][0], output["upstream_staleness"][0]
     return SequenceRecord(
         index=index,
         prompt=text,
@@ -159,9 +159,9 @@ def to_record(index: int, prompt: tuple[str, list[int]], output: BatchedDataDict
         tokens=[tokenizer.decode([token]) for token in token_ids],
         text=tokenizer.decode(token_ids, skip_special_tokens=True),
         logprobs=[round(value, 6) for value in output["logprobs"][0, start:end].tolist()],
-        policy_epoch=policy.to_json() if policy is not None else None,
-        kv_cache_epoch=kv.to_json() if kv is not None else None,
-        num_evictions=int(output["num_evictions"][0]),
+        # The engine numbers its requests over all batches; a run folder numbers its sequences.
+        record=replace(record, request=index) if record else None,
+        upstream=replace(upstream, request=index) if upstream else None,
         truncated=bool(output["truncated"][0]),
         error=output["errors"][0],
     )

@@ -1,109 +1,172 @@
 """The run folder: what a generation run leaves on disk, and how it is read back.
 
-A folder holds `run.jsonl`, one JSON object a line: first the run's header, then weight updates and finished
-sequences in the order in which they happened. A line is on disk as soon as it is written, so an interrupted run
-keeps everything that was finished.
+A folder holds `run.jsonl`, one JSON object a line: first the run's header, then weight updates, finished sequences and
+the training steps that consumed them, in the order in which they happened. A line is on disk as soon as it is written,
+so an interrupted run keeps everything that was finished.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from reference_impl.staleness.epochs import EpochRuns
-from reference_impl.staleness.lines import HEADER, SEQUENCE, UPDATE, checked_fields, kind_of, one_length
+from reference_impl.staleness.lines import (
+    HEADER,
+    RECORD,
+    SEQUENCE,
+    SEQUENCE_MORE,
+    STEP,
+    UPDATE,
+    check_fields,
+    kind_of,
+    one_length,
+)
+from reference_impl.staleness.record_json import from_json, to_json
+from reference_impl.staleness.records import EPOCHS, RequestRecord, check
 
 RUN_FILE = "run.jsonl"
 
 
 @dataclass
 class SequenceRecord:
-    """One sequence of a run: its prompt, what was generated, and the epochs of both.
+    """One sequence of a run: its prompt, what was generated, and what its engine knows of the tokens.
 
     `index`, `prompt`, `prompt_length`, `prompt_token_ids`
     : The sequence's number in the run and its prompt, as text, tokens counted, and token ids `[prompt_length]`.
 
     `token_ids`, `tokens`, `logprobs`, `text`
     : The generated tokens `[generated]`: their ids, the text of each, their log-probabilities (natural logarithm),
-      and the whole answer's text.
+      and the whole answer's text. A log without text leaves them empty.
 
-    `policy_epoch`, `kv_cache_epoch`
-    : `[[start index, epoch], ...]` over the whole sequence, prompt then generated; `None` when nothing was generated
-      and nothing stamped.
+    `record`
+    : Epochs and counts of the whole sequence, prompt then generated; `None` when nothing is known of them.
 
-    `num_evictions`, `truncated`, `error`
-    : How often the engine evicted the request, whether it ended at the length limit, and, for a sequence that failed
-      or was interrupted, why. A failed sequence has no tokens, so it joins no staleness statistic; an interrupted one
-      has those it had come to, and they were sampled like any others.
+    `upstream`
+    : The same with the engine's own stamps, for comparison, or `None`. A run folder keeps their two epochs.
+
+    `reward`
+    : What the environment gave for the sequence, or `None`.
+
+    `truncated`, `error`
+    : Whether it ended at the length limit, and, for a sequence that failed or was interrupted, why. A failed sequence
+      has no tokens, so it joins no staleness statistic; an interrupted one has those it had come to, and they were
+      sampled like any others.
     """
 
     index: int
-    prompt: str
+    prompt: str = ""
     prompt_length: int = 0
     prompt_token_ids: list[int] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     tokens: list[str] = field(default_factory=list)
     text: str = ""
     logprobs: list[float] = field(default_factory=list)
-    policy_epoch: list[list[int]] | None = None
-    kv_cache_epoch: list[list[int]] | None = None
-    num_evictions: int = 0
+    record: RequestRecord | None = None
+    upstream: RequestRecord | None = None
+    reward: float | None = None
     truncated: bool = False
     error: str | None = None
 
     @property
     def length(self) -> int:
         """Tokens in all, prompt then generated."""
-        return self.prompt_length + len(self.token_ids)
+        return self.record.length if self.record else self.prompt_length + len(self.token_ids)
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens that the engine sampled."""
+        return self.record.num_sampled if self.record else len(self.token_ids)
+
+    @property
+    def status(self) -> str:
+        """How the request ended: as its record says, or else as its error and its tokens do."""
+        if self.record:
+            return self.record.status
+        return "finished" if self.error is None else "aborted" if self.token_ids else "failed"
 
     @property
     def has_epochs(self) -> bool:
-        """Whether there are epochs to ask for; a sequence without any has no generated tokens either."""
-        return self.policy_epoch is not None and self.kv_cache_epoch is not None
+        """Whether there are epochs to ask for."""
+        return self.record is not None
 
     @property
     def policy(self) -> EpochRuns:
         """Policy epochs of the whole sequence, `[length]`. Raises `ValueError` when there are none."""
-        return self.runs_of("policy_epoch")
+        return self._known().policy_epoch
 
     @property
     def kv(self) -> EpochRuns:
         """KV-cache epochs of the whole sequence, `[length]`. Raises `ValueError` when there are none."""
-        return self.runs_of("kv_cache_epoch")
+        return self._known().kv_cache_epoch
 
     @property
     def generated_policy(self) -> EpochRuns:
         """Policy epochs of the generated tokens, `[generated]`, counted from 0."""
-        return self.policy.slice(self.prompt_length, self.length)
+        return self._known().of_sampled("policy_epoch")
 
     @property
     def generated_kv(self) -> EpochRuns:
         """KV-cache epochs of the generated tokens, `[generated]`, counted from 0."""
-        return self.kv.slice(self.prompt_length, self.length)
+        return self._known().of_sampled("kv_cache_epoch")
 
-    def runs_of(self, name: str) -> EpochRuns:
-        """`policy` or `kv`, by the field's name."""
-        boundaries = getattr(self, name)
-        if boundaries is None:
-            raise ValueError(f"sequence {self.index} has no {name}: {self.error or 'none was recorded'}")
-        return EpochRuns.from_boundaries(boundaries, self.length)
+    @property
+    def generated_attended(self) -> EpochRuns:
+        """Oldest attended KV epochs of the generated tokens, `[generated]`, counted from 0."""
+        return self._known().of_sampled("oldest_attended_kv_epoch")
+
+    def rollout(self) -> RequestRecord:
+        """What training takes of the sequence, named by its index: its record, or tokens without a stamp."""
+        if self.record is None:
+            where = {"length": self.length, "prompt_length": self.prompt_length}
+            return from_json({"status": self.status}, request=self.index, **where)
+        return self.record if self.record.request == self.index else replace(self.record, request=self.index)
+
+    def to_line(self) -> dict[str, Any]:
+        """The sequence as its line in the run folder: one object, the record's fields beside its own."""
+        plain = {name: getattr(self, name) for name in _PLAIN}
+        record = to_json(self.record) if self.record else dict.fromkeys(RECORD)
+        stamps = to_json(self.upstream) if self.upstream else None
+        upstream = {name: stamps[name] for name in ("policy_epoch", "kv_cache_epoch")} if stamps else None
+        return {**plain, **record, "upstream": upstream, **{name: getattr(self, name) for name in _ENDING}}
+
+    def _known(self) -> RequestRecord:
+        if self.record is None:
+            raise ValueError(f"sequence {self.index} has no epochs: {self.error or 'none was recorded'}")
+        return self.record
+
+
+# In a line the record's fields, and upstream's, stand between these.
+_ENDING = ("reward", "truncated", "error")
+_PLAIN = tuple(item.name for item in fields(SequenceRecord) if item.name not in ("record", "upstream", *_ENDING))
+
+
+@dataclass(frozen=True)
+class Step:
+    """One training step: which sequences it consumed, and which it was offered but left out, by their indices."""
+
+    step: int
+    consumed: tuple[int, ...]
+    dropped: tuple[int, ...] = ()
 
 
 @dataclass
 class Run:
     """A run as read back: the header's and the updates' fields as written, and the sequences ordered by `index`.
 
-    `bad_lines` counts lines that are not whole JSON, as an interruption leaves them.
+    `steps` is empty for a run that was not trained on. `bad_lines` counts lines that are not whole JSON, as an
+    interruption leaves them.
     """
 
     header: dict[str, Any]
     updates: list[dict[str, Any]] = field(default_factory=list)
     sequences: list[SequenceRecord] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
     bad_lines: int = 0
 
 
@@ -132,7 +195,11 @@ class RunWriter:
 
     def sequence(self, record: SequenceRecord) -> None:
         """Record a finished or a failed sequence."""
-        self.write({"kind": "sequence", **asdict(record)})
+        self.write({"kind": "sequence", **record.to_line()})
+
+    def step(self, *, step: int, consumed: Iterable[int], dropped: Iterable[int] = (), **more: Any) -> None:
+        """Record a training step: the indices of the sequences it was trained on, and of those it left out."""
+        self.write({"kind": "step", "step": step, "consumed": [*consumed], "dropped": [*dropped], **more})
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Write one line as it is. What JSON has no form for is written as its list, its number or its `repr`."""
@@ -170,8 +237,9 @@ def read_run(path: str | Path) -> Run:
     """Read `run.jsonl`, given as the file or as its folder.
 
     A line that is not whole JSON is counted in `Run.bad_lines` and left out. Where runs were written to one folder
-    in turn, the last is read. Raises `ValueError`, in one line with file, line and field, for a missing file, a run
-    without any sequence, and a line of another shape.
+    in turn, the last is read. Raises `ValueError`, in one line with file, line and field or token, for a missing file,
+    a run without any sequence, a line of another shape, epochs that cannot be true (`records.check`), an index that is
+    there twice, and a training step that is older than what it consumed.
     """
     path = Path(path)
     path = path / RUN_FILE if path.is_dir() else path
@@ -179,7 +247,7 @@ def read_run(path: str | Path) -> Run:
         lines = path.read_bytes().splitlines()
     except OSError as error:
         raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
-    run: Run | None = None
+    run: _Reading | None = None
     bad_lines = 0
     for number, line in enumerate(lines, 1):
         try:
@@ -189,37 +257,114 @@ def read_run(path: str | Path) -> Run:
             continue
         try:
             if kind_of(entry) == "run":
-                run, bad_lines = Run(checked_fields(entry, HEADER)), 0
+                check_fields(entry, HEADER)
+                run, bad_lines = _Reading(_own(entry)), 0
             elif run is None:
                 raise ValueError(f"kind: expected 'run' on the first line, got {entry['kind']!r}")
             else:
-                _add(run, entry)
+                run.add(number, entry)
         except ValueError as error:
             raise ValueError(f"{path}, line {number}, {error}") from None
     if run is None:
         raise ValueError(f"{path}, line 1, kind: no line of kind 'run'; the file holds no run")
     if not run.sequences:
         raise ValueError(f"{path}, line {len(lines)}, kind: no line of kind 'sequence'; the run is empty")
-    run.sequences.sort(key=lambda record: record.index)
-    run.bad_lines = bad_lines
-    return run
-
-
-def _add(run: Run, entry: dict[str, Any]) -> None:
-    """Add an update or a sequence to `run`; `ValueError` starts with the field that is wrong."""
-    if entry["kind"] == "update":
-        run.updates.append(checked_fields(entry, UPDATE))
-        return
-    checked = checked_fields(entry, SEQUENCE)
-    record = SequenceRecord(**{item.name: checked[item.name] for item in fields(SequenceRecord)})
-    one_length(checked, "prompt_token_ids", record.prompt_length)
-    one_length(checked, "tokens", len(record.token_ids))
-    one_length(checked, "logprobs", len(record.token_ids))
-    for name in ("policy_epoch", "kv_cache_epoch"):
-        if checked[name] is None and not record.token_ids:
-            continue  # refused, not begun, or a prompt that fills the context: nothing was stamped
+    for number, step in run.steps.items():
         try:
-            record.runs_of(name)
+            run.check_step(step, whole=not bad_lines)
         except ValueError as error:
-            raise ValueError(f"{name}: {error}") from None
-    run.sequences.append(record)
+            raise ValueError(f"{path}, line {number}, {error}") from None
+    return run.done(bad_lines)
+
+
+class _Reading:
+    """A run as far as it has been read. Errors start with the field or the token that is wrong."""
+
+    def __init__(self, header: dict[str, Any]) -> None:
+        self.header = header
+        self.updates: list[dict[str, Any]] = []
+        self.sequences: dict[int, SequenceRecord] = {}
+        self.steps: dict[int, Step] = {}  # by the number of the line
+
+    def add(self, number: int, entry: dict[str, Any]) -> None:
+        if entry["kind"] == "update":
+            check_fields(entry, UPDATE)
+            self.updates.append(_own(entry))
+        elif entry["kind"] == "sequence":
+            sequence = _sequence(entry)
+            if sequence.index in self.sequences:
+                raise ValueError(f"index: sequence {sequence.index} is there already; a sequence has one line")
+            self.sequences[sequence.index] = sequence
+        else:
+            check_fields(entry, STEP)
+            step = Step(entry["step"], tuple(entry["consumed"]), tuple(entry["dropped"]))
+            if any(step.step == other.step for other in self.steps.values()):
+                raise ValueError(f"step: step {step.step} is there already; a training step has one line")
+            self.steps[number] = step
+
+    def check_step(self, step: Step, whole: bool) -> None:
+        """Hold a step to the sequences that it names; where lines were lost (not `whole`), some may be missing."""
+        seen: set[int] = set()
+        for name, indices in (("consumed", step.consumed), ("dropped", step.dropped)):
+            for index in indices:
+                if index in seen:
+                    raise ValueError(f"{name}: sequence {index} is named twice")
+                if index in self.sequences:
+                    _refuse_the_future(step.step, self.sequences[index])
+                elif whole:
+                    raise ValueError(f"{name}: no sequence {index} in the run")
+                seen.add(index)
+
+    def done(self, bad_lines: int) -> Run:
+        here = self.sequences.keys()
+        return Run(
+            header=self.header,
+            updates=self.updates,
+            sequences=[self.sequences[index] for index in sorted(here)],
+            steps=[
+                Step(step.step, *(tuple(i for i in named if i in here) for named in (step.consumed, step.dropped)))
+                for step in sorted(self.steps.values(), key=lambda step: step.step)
+            ],
+            bad_lines=bad_lines,
+        )
+
+
+def _own(entry: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in entry.items() if name != "kind"}
+
+
+def _sequence(entry: dict[str, Any]) -> SequenceRecord:
+    check_fields(entry, SEQUENCE)
+    check_fields(entry, SEQUENCE_MORE, required=False)
+    sequence = SequenceRecord(**{name: entry[name] for name in (*_PLAIN, *_ENDING) if name in entry})
+    one_length(entry, "prompt_token_ids", sequence.prompt_length)
+    one_length(entry, "tokens", len(sequence.token_ids))
+    one_length(entry, "logprobs", len(sequence.token_ids))
+    where: dict[str, Any] = {
+        "request": sequence.index,
+        "length": sequence.length,
+        "prompt_length": sequence.prompt_length,
+    }
+    if entry.get("upstream") is not None:
+        try:
+            sequence.upstream = from_json(entry["upstream"], **where)
+        except ValueError as error:
+            raise ValueError(f"upstream: {error}") from None
+    if any(entry.get(name) is not None for name in ("status", *EPOCHS)):
+        sequence.record = from_json({**entry, "status": entry.get("status") or sequence.status}, **where)
+        check(sequence.record)
+    return sequence
+
+
+def _refuse_the_future(step: int, sequence: SequenceRecord) -> None:
+    if sequence.record is None:
+        return
+    for name in EPOCHS:
+        for start, epoch in getattr(sequence.record, name).runs:
+            if epoch is not None and epoch > step:
+                raise ValueError(
+                    f"step: {step} is older than {name} {epoch} of token {start} of sequence {sequence.index}"
+                )
+    completion = sequence.record.completion_epoch
+    if completion is not None and completion > step:
+        raise ValueError(f"step: {step} is older than completion_epoch {completion} of sequence {sequence.index}")

@@ -13,7 +13,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from reference_impl.staleness.runs import RunWriter, SequenceRecord, read_run
+from reference_impl.staleness.epochs import EpochRuns
+from reference_impl.staleness.records import RequestRecord
+from reference_impl.staleness.runs import RunWriter, SequenceRecord, Step, read_run
+
+
+def runs(*boundaries, length=5):
+    return EpochRuns.from_boundaries(boundaries, length)
+
+
+def unknown(index, policy, kv, *, length=5, sampled=((2, 5),), **more):
+    """What an old run folder, or upstream's stamps, tell: two epochs and little else."""
+    counts = {"num_evictions": None, "num_preemptions": None, "num_recomputes": None, "prefix_cached_tokens": None}
+    return RequestRecord(index, policy, kv, EpochRuns.missing(length), sampled, **{**counts, **more})
+
 
 HEADER = {"model": "smollm2", "backend": "megatron", "mode": "direct", "epoch": 0}
 DONE = SequenceRecord(
@@ -25,12 +38,32 @@ DONE = SequenceRecord(
     tokens=[" Nîmes", "\n", "\ud83d"],  # the last is half a character: a byte-level tokenizer does make these
     text=" Nîmes\n\ud83d",
     logprobs=[-0.25, -1.0, 0.0],
-    policy_epoch=[[0, 0], [4, 1]],
-    kv_cache_epoch=[[0, 0], [3, 1]],
-    num_evictions=1,
+    record=RequestRecord(
+        request=0,
+        policy_epoch=runs((0, 0), (4, 1)),
+        kv_cache_epoch=runs((0, 0), (3, 1)),
+        oldest_attended_kv_epoch=runs((0, None), (2, 0)),
+        sampled=((2, 5),),
+        num_evictions=1,
+        num_preemptions=2,
+        num_recomputes=0,
+        prefix_cached_tokens=None,
+        admission_epoch=0,
+        completion_epoch=1,
+    ),
+    upstream=unknown(0, runs((0, 0), (3, 1)), runs((0, 0), (3, 1))),
+    reward=0.5,
     truncated=True,
 )
-INTERRUPTED = dataclasses.replace(DONE, index=2, truncated=False, error="interrupted")
+INTERRUPTED = dataclasses.replace(
+    DONE,
+    index=2,
+    record=dataclasses.replace(DONE.record, request=2, status="aborted"),
+    upstream=None,
+    reward=None,
+    truncated=False,
+    error="interrupted",
+)
 FULL = SequenceRecord(index=3, prompt="a", prompt_length=1, prompt_token_ids=[5], truncated=True)
 FAILED = SequenceRecord(index=1, prompt="too long", error="the prompt has 9000 tokens, the limit is 2048")
 
@@ -71,10 +104,82 @@ def test_epochs_index_the_whole_sequence_and_the_generated_part_counts_anew():
     assert DONE.kv.expand().tolist() == [0, 0, 0, 1, 1]
     assert DONE.generated_policy.runs == ((0, 0), (2, 1))
     assert DONE.generated_kv.expand().tolist() == [0, 1, 1]
+    assert DONE.generated_attended.runs == ((0, 0),)
+    assert (DONE.length, DONE.num_generated) == (5, 3)
+
+
+def test_a_trajectory_of_two_turns_keeps_its_spans(tmp_path):
+    turns = dataclasses.replace(DONE.record, sampled=((2, 3), (4, 5)))
+    write(tmp_path, dataclasses.replace(DONE, record=turns))
+    [sequence] = read_run(tmp_path).sequences
+    assert sequence.record == turns
+    assert sequence.generated_policy.runs == ((0, 0), (1, 1))  # tokens 2 and 4 of the whole sequence
+
+
+def test_what_training_takes_is_named_by_the_index():
+    elsewhere = dataclasses.replace(DONE, index=7)
+    assert elsewhere.rollout() == dataclasses.replace(DONE.record, request=7)
+    # Without a record the tokens are there, and nothing is said of their epochs.
+    bare = dataclasses.replace(DONE, record=None).rollout()
+    assert (bare.num_sampled, bare.policy_epoch.stamped, bare.num_evictions, bare.status) == (3, 0, None, "finished")
+    assert FAILED.rollout().status == "failed"
+
+
+# A line as folders had it before records: no field after the eleven, epochs as upstream stamps them.
+OLD = {
+    "kind": "sequence",
+    **{name: getattr(DONE, name) for name in ("index", "prompt", "prompt_length", "prompt_token_ids", "token_ids")},
+    **{name: getattr(DONE, name) for name in ("tokens", "text", "logprobs")},
+    "policy_epoch": [[0, 0], [3, 1]],
+    "kv_cache_epoch": [[0, 0], [3, 1]],
+    "num_evictions": 0,
+    "truncated": False,
+    "error": None,
+}
+OLD_FAILED = {
+    **OLD,
+    **{name: [] for name in ("prompt_token_ids", "token_ids", "tokens", "logprobs")},
+    **dict.fromkeys(("policy_epoch", "kv_cache_epoch")),
+    "index": 1,
+    "prompt_length": 0,
+    "error": "too long",
+}
+
+
+def test_an_old_folder_reads_and_what_it_does_not_say_is_not_known(tmp_path):
+    path = write(tmp_path)
+    with path.open("a") as file:
+        for old in (OLD, {**OLD, "index": 2, "error": "interrupted"}, OLD_FAILED):
+            file.write(json.dumps(old) + "\n")
+    done, failed, cut = read_run(tmp_path).sequences
+    epochs = runs((0, 0), (3, 1))
+    assert done.record == unknown(0, epochs, epochs, num_evictions=0)
+    assert (done.upstream, done.reward) == (None, None)
+    assert cut.record == unknown(2, epochs, epochs, num_evictions=0, status="aborted")
+    assert failed.record is None
+
+
+def test_training_steps_come_back_in_their_order(tmp_path):
+    with RunWriter(tmp_path) as writer:
+        writer.header(**HEADER)
+        for record in (DONE, INTERRUPTED, FULL):
+            writer.sequence(record)
+        writer.step(step=6, consumed=np.array([3, 0]), dropped=[2])
+        writer.step(step=5, consumed=range(0))
+    assert read_run(tmp_path).steps == [Step(5, ()), Step(6, (3, 0), (2,))]
+
+
+def test_a_step_whose_sequence_was_on_a_lost_line_keeps_the_others(tmp_path):
+    path = write(tmp_path, DONE, FAILED)
+    path.write_bytes(path.read_bytes()[:-20] + b"\n")
+    with RunWriter(tmp_path) as writer:
+        writer.step(step=6, consumed=[0, 1])
+    run = read_run(tmp_path)
+    assert (run.steps, run.bad_lines) == ([Step(6, (0,))], 1)
 
 
 def test_a_failed_sequence_has_no_epochs_to_ask_for():
-    with pytest.raises(ValueError, match="sequence 1 has no policy_epoch: the prompt has 9000 tokens"):
+    with pytest.raises(ValueError, match="sequence 1 has no epochs: the prompt has 9000 tokens"):
         _ = FAILED.generated_policy
 
 
@@ -118,8 +223,9 @@ def test_the_writer_refuses_nothing(tmp_path):
     assert written == {"kind": "note", "array": [0, 1], "scalar": 0.5, "path": repr(Path("a"))}
 
 
-def line(record, **changes):
-    return {"kind": "sequence", **vars(record), **changes}
+def line(record, index=9, **changes):
+    """A further line with the record's fields; its index is another one, so that only the changes are wrong."""
+    return {"kind": "sequence", **record.to_line(), "index": index, **changes}
 
 
 def without(record, name):
@@ -143,10 +249,69 @@ WRONG = {
         line(DONE, policy_epoch=[[1, 0]]),
         "policy_epoch: the first boundary must start at token 0, got 1",
     ),
-    "no epochs, no error": (line(DONE, kv_cache_epoch=None), "kv_cache_epoch: sequence 0 has no kv_cache_epoch.*"),
-    "an interrupted sequence without epochs": (
-        line(INTERRUPTED, policy_epoch=None),
-        "policy_epoch: sequence 2 has no policy_epoch: interrupted",
+    "a boundary past the end": (
+        line(DONE, kv_cache_epoch=[[0, 0], [3, 1], [5, 2]]),
+        "kv_cache_epoch: boundary 2 starts at token 5, past the end of 5 tokens",
+    ),
+    "a bool for an epoch": (
+        line(DONE, oldest_attended_kv_epoch=[[0, True]]),
+        "oldest_attended_kv_epoch: epoch of boundary 0 must be an integer, got True",
+    ),
+    "a policy epoch that falls": (
+        line(DONE, policy_epoch=[[0, 1], [3, 0]], kv_cache_epoch=[[0, 1]], oldest_attended_kv_epoch=None),
+        "token 3 of request 9: policy epoch falls from 1 to 0",
+    ),
+    "a KV epoch older than the policy epoch": (
+        line(DONE, kv_cache_epoch=[[0, 0]], prefix_cached_tokens=0),
+        "token 4 of request 9: KV epoch 0 is older than its policy epoch 1; policy staleness is never below .*",
+    ),
+    "an attended epoch newer than the policy epoch": (
+        line(DONE, oldest_attended_kv_epoch=[[0, None], [2, 1]]),
+        "token 2 of request 9: oldest attended KV epoch 1 is newer than its policy epoch 0",
+    ),
+    "spans outside the sequence": (
+        line(DONE, sampled=[[2, 6]]),
+        "sampled: sampled span 2:6 does not lie after token 0 of 5 tokens",
+    ),
+    "spans that are none": (
+        line(DONE, sampled=[2, 5]),
+        r"sampled: expected a list of \[start, stop\], or null, got \[2,",
+    ),
+    "an unknown status": (
+        line(DONE, status="done"),
+        "status: expected one of finished, aborted, failed, or null, got 'd",
+    ),
+    "a negative count": (
+        line(DONE, num_recomputes=-1),
+        "num_recomputes: expected an integer of 0 or more, or null, got",
+    ),
+    "a reward that is no number": (
+        line(DONE, reward=float("nan")),
+        "reward: expected a finite number, or null, got nan",
+    ),
+    "upstream's stamps that start late": (
+        line(DONE, upstream={"policy_epoch": [[1, 0]], "kv_cache_epoch": None}),
+        "upstream: policy_epoch: the first boundary must start at token 0, got 1",
+    ),
+    "an index that is there already": (
+        line(DONE, index=0),
+        "index: sequence 0 is there already; a sequence has one line",
+    ),
+    "a step without what it consumed": (
+        {"kind": "step", "step": 6, "dropped": []},
+        "consumed: missing, expected a list of sequence indices",
+    ),
+    "a step that consumed what is not there": (
+        {"kind": "step", "step": 6, "consumed": [0, 1], "dropped": []},
+        "consumed: no sequence 1 in the run",
+    ),
+    "a step that consumed and dropped the same": (
+        {"kind": "step", "step": 6, "consumed": [0], "dropped": [0]},
+        "dropped: sequence 0 is named twice",
+    ),
+    "a step before the epoch": (
+        {"kind": "step", "step": 0, "consumed": [0], "dropped": []},
+        "step: 0 is older than policy_epoch 1 of token 4 of sequence 0",
     ),
     "an error, and texts without ids": (line(FAILED, tokens=["a"]), "tokens: expected 0 entries, got 1"),
 }
@@ -160,6 +325,19 @@ def test_a_line_of_another_shape_is_named(tmp_path, wrong, message):
     with pytest.raises(ValueError, match=f"^{path}, line 4, {message}") as caught:
         read_run(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+def test_a_step_before_a_completion_and_a_step_twice(tmp_path):
+    late = dataclasses.replace(DONE, record=dataclasses.replace(DONE.record, completion_epoch=4))
+    write(tmp_path, late)
+    with RunWriter(tmp_path) as writer:
+        writer.step(step=3, consumed=[0])
+    with pytest.raises(ValueError, match="line 4, step: 3 is older than completion_epoch 4 of sequence 0$"):
+        read_run(tmp_path)
+    with RunWriter(tmp_path) as writer:
+        writer.step(step=3, consumed=[])
+    with pytest.raises(ValueError, match="line 5, step: step 3 is there already; a training step has one line$"):
+        read_run(tmp_path)
 
 
 def test_a_missing_file_is_named(tmp_path):
@@ -187,7 +365,7 @@ def test_a_sequence_before_any_header_is_refused(tmp_path):
         read_run(tmp_path)
 
 
-@pytest.mark.parametrize("module", ["epochs", "runs"])
+@pytest.mark.parametrize("module", ["epochs", "runs", "report.page", "report.text", "report.terminal"])
 def test_the_light_modules_load_no_heavy_library(module):
     script = f"""
 import sys

@@ -1,4 +1,4 @@
-"""One colour an epoch, the same in the page's text, its figure and the terminal.
+"""One colour an epoch, the same in the page's text, its figures and the terminal.
 
 Fills only: they sit between light and dark, so that they show on either background, and differ in lightness as well
 as in hue, so that readers who see fewer hues still tell neighbours apart.
@@ -8,22 +8,37 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from reference_impl.staleness.records import EPOCHS
 from reference_impl.staleness.runs import Run
 
 # Paul Tol's "bright" scheme (safe for all common kinds of colour blindness), ordered so that one epoch and the next
-# are far apart in lightness.
-BRIGHT = ("#4477aa", "#ccbb44", "#aa3377", "#66ccee", "#228833", "#ee6677", "#bbbbbb")
-# Past seven epochs no set of separate hues is safe, so they become steps on viridis, old to new.
+# are far apart in lightness. Its grey stands for what is not known.
+BRIGHT = ("#4477aa", "#ccbb44", "#aa3377", "#66ccee", "#228833", "#ee6677")
+UNKNOWN = "#bbbbbb"
+# Past six epochs no set of separate hues is safe, so they become steps on viridis, old to new.
 VIRIDIS = ("#46327e", "#365c8d", "#277f8e", "#1fa187", "#4ac16d", "#a0da39", "#fde725")
 
+type Colours = dict[int | None, str]
 
-def epoch_colours(run: Run) -> dict[int, str]:
-    """`{epoch: "#rrggbb"}` for every epoch that the run names or a token carries, oldest first."""
-    epochs = {run.header["epoch"]} | {update["epoch"] for update in run.updates}
-    for record in run.sequences:
-        if record.has_epochs:
-            epochs |= {epoch for _, epoch in (*record.policy.runs, *record.kv.runs)}
-    return colours_of(epochs)
+
+def epochs_of(run: Run) -> set[int]:
+    """Every epoch that the run names or a token carries."""
+    epochs = {update["epoch"] for update in run.updates}
+    if run.header.get("epoch") is not None:
+        epochs.add(run.header["epoch"])
+    for sequence in run.sequences:
+        for name in EPOCHS if sequence.record else ():
+            for _, epoch in getattr(sequence.record, name).runs:
+                if epoch is not None:
+                    epochs.add(epoch)
+    return epochs
+
+
+def epoch_colours(*runs: Run) -> Colours:
+    """`{epoch: "#rrggbb"}` for every epoch of the runs, oldest first, and at the end `None`, what has no epoch."""
+    colours: Colours = {}
+    colours.update(colours_of(epoch for run in runs for epoch in epochs_of(run)).items())
+    return {**colours, None: UNKNOWN}
 
 
 def colours_of(epochs: Iterable[int]) -> dict[int, str]:
