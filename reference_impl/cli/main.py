@@ -11,7 +11,7 @@ from reference_impl.cli import bench
 from reference_impl.cli.demo import demo
 from reference_impl.cli.generate import generate
 from reference_impl.cli.quiet import quiet_upstream
-from reference_impl.cli.report import ReportCommand, report
+from reference_impl.cli.report import report
 from reference_impl.cli.streams import INTERRUPTED, accept_any_text, drop_output
 from reference_impl.config.errors import ConfigError
 
@@ -24,7 +24,7 @@ app = typer.Typer(
 )
 app.command()(generate)
 app.command()(demo)
-app.command(cls=ReportCommand)(report)
+app.command()(report)
 app.add_typer(bench.app, name="bench")
 
 if multiprocessing.current_process().name != "MainProcess":

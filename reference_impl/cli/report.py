@@ -1,28 +1,14 @@
 """`genref report`: how stale the rollouts of a run are, as a page for a browser or as text for the terminal."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer.core import TyperCommand
 
 from reference_impl.config.errors import ConfigError
 
 if TYPE_CHECKING:
     from reference_impl.staleness.report.view import View
-
-
-class ReportCommand(TyperCommand):
-    """The command's own grammar: `--show 0 3 5` takes every whole number that follows it."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        spread: list[str] = []
-        showing = False  # in a --show, or among the numbers after it
-        for arg in args:
-            showing = arg == "--show" or (showing and arg.isascii() and arg.isdigit())
-            # The first number has its --show already.
-            spread += ["--show", arg] if showing and arg != "--show" and spread[-1] != "--show" else [arg]
-        return super().parse_args(ctx, spread)
 
 
 def report(
@@ -47,8 +33,8 @@ def report(
         list[int] | None,
         typer.Option(
             min=0,
-            metavar="INDEX...",
-            help="Draw the tokens of these sequences. Default: the first ones; with --compare, none.",
+            metavar="INDEX",
+            help="Draw the tokens of this sequence; may be repeated. Default: the first ones; with --compare, none.",
         ),
     ] = None,
 ) -> None:

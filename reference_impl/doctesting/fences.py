@@ -21,9 +21,9 @@ MYST_EXTENSIONS = frozenset({"attrs_block", "attrs_inline", "colon_fence", "defl
 # Directives that show code: their argument is the language.
 CODE_DIRECTIVES = frozenset({"code", "code-block", "sourcecode"})
 
-# Directives whose body is MyST. The text after the name opens the body of the first sort, and titles the second.
+# Directives whose body is MyST. The text after the name opens the body of the first sort, and titles or classes the second.
 PLAIN_CONTAINERS = frozenset({"important", "note", "tab-set", "tip", "warning"})
-TITLED_CONTAINERS = frozenset({"admonition", "dropdown", "tab-item"})
+TITLED_CONTAINERS = frozenset({"admonition", "container", "dropdown", "tab-item"})
 
 INDENTED = "<indented code>"
 UNLABELLED = "<no language>"

@@ -39,7 +39,9 @@ def to_output(prompts: Sequence[list[int]], completions: Sequence[Completion]) -
         truncated=torch.tensor([c.truncated for c in completions], dtype=torch.bool),
         policy_epoch=[c.record and c.record.policy_epoch for c in completions],
         kv_cache_epoch=[c.record and c.record.kv_cache_epoch for c in completions],
-        num_evictions=torch.tensor([(c.record and c.record.num_evictions) or 0 for c in completions], dtype=torch.int64),
+        num_evictions=torch.tensor(
+            [(c.record and c.record.num_evictions) or 0 for c in completions], dtype=torch.int64
+        ),
         staleness=[c.record for c in completions],
         upstream_staleness=[c.upstream for c in completions],
         errors=[c.error for c in completions],

@@ -17,7 +17,8 @@ from reference_impl.staleness.epochs import MISSING
 from reference_impl.staleness.records import STATUSES, RequestRecord
 from reference_impl.staleness.rollouts import Columns, Rollouts
 
-type WhenOlder = Literal["keep", "drop", "wait"]
+WhenOlder = Literal["keep", "drop", "wait"]
+"""What becomes of a rollout that is older than the bound."""
 
 MANY = 1_000_000  # bins
 WHEN_OLDER = ("keep", "drop", "wait")

@@ -11,8 +11,11 @@ from typing import Any, Literal, NamedTuple
 
 from reference_impl.staleness.epochs import EpochRuns
 
-type Spans = tuple[tuple[int, int], ...]
-type Status = Literal["finished", "aborted", "failed"]
+Spans = tuple[tuple[int, int], ...]
+"""`(start, stop)` of tokens, rising, stop exclusive."""
+
+Status = Literal["finished", "aborted", "failed"]
+"""How a request ended."""
 
 STATUSES: tuple[Status, ...] = ("finished", "aborted", "failed")
 EPOCHS = ("policy_epoch", "kv_cache_epoch", "oldest_attended_kv_epoch")

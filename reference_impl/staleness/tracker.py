@@ -16,9 +16,14 @@ import numpy as np
 from reference_impl.staleness.epochs import MISSING, EpochRuns
 from reference_impl.staleness.records import RequestRecord, Status
 
-type Request = int | str
-type Slots = Sequence[int] | np.ndarray
-type CacheMode = Literal["persist", "offload", "recompute"]
+Request = int | str
+"""A request's name in its engine."""
+
+Slots = Sequence[int] | np.ndarray
+"""Places in the KV cache, one for each position: any numbers of 0 or more."""
+
+CacheMode = Literal["persist", "offload", "recompute"]
+"""What a suspend does to the cache."""
 
 CACHE_MODES = ("persist", "offload", "recompute")
 ASK = -2  # in `_oldest`: shared slots were rewritten or released, so look at every slot once more

@@ -76,11 +76,11 @@ def test_one_step(genref, folders):
     assert said.replace("step 1", "step 7") in genref("report", "plain", "--text", "--step", "7").out
 
 
-def test_show_takes_all_the_indices_that_follow(genref, folders, tmp_path):
-    assert genref("report", "trained", "--show", "0", "3").status == 0
+def test_show_draws_the_sequences_one_asks_for(genref, folders, tmp_path):
+    assert genref("report", "trained", "--show", "0", "--show", "3").status == 0
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert re.findall(r"<h3>sequence (\d+)", page) == ["0", "3"]
-    text = genref("report", "--text", "--show", "2", "1", "--", "trained").out
+    text = genref("report", "--text", "--show", "2", "--show", "1", "trained").out
     assert "prompt 1\n⟦1⟧ a b c\n" in text
     assert "prompt 2\n⟦1⟧ a⟦2⟧ b c\n" in text
     assert "prompt 0" not in text
@@ -131,7 +131,7 @@ WRONG = {
         "plain: step 0 is older than the policy epoch 1 of sampled token 2 of request 0",
     ),
     "an index that is not there": (
-        ("report", "plain", "--show", "0", "4"),
+        ("report", "plain", "--show", "0", "--show", "4"),
         "--show: no sequence 4; there are 4, 0 to 3",
     ),
     "an index that is none": (

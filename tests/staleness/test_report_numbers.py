@@ -144,7 +144,9 @@ def test_text_for_a_terminal(trained):
         "   6           4        0       0      0        16            1.00          3",
         "   7           1        1       1      0         8            1.00          0",
         "",
-        "Staleness: training steps, of each rollout's oldest sampled token. cover: tokens with a stamp.",
+        "policy, KV, attended KV: mean_, max_ and min_policy_staleness, _kv_cache_staleness and",
+        "_attended_kv_staleness, in training steps; cover: the share of sampled tokens with a stamp.",
+        "completion gap: mean_completion_gap. evictions: total_eviction_count.",
     ]
 
 

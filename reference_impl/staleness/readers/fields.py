@@ -12,8 +12,11 @@ from typing import Any
 from reference_impl.staleness.epochs import MISSING, EpochRuns
 from reference_impl.staleness.records import RequestRecord, Spans, Status
 
-type Entry = Mapping[str, Any]
-type Labels = Mapping[str, int]
+Entry = Mapping[str, Any]
+"""A line's JSON object."""
+
+Labels = Mapping[str, int]
+"""Which checkpoint's number a version's label stands for."""
 
 IDS = ("id", "rid", "request_id", "index")
 LARGEST = 2**63 - 1  # what an array holds

@@ -34,7 +34,9 @@ def summary(view: View) -> str:
             "",
             *_table(view, ROLLOUTS),
             "",
-            "Staleness: training steps, of each rollout's oldest sampled token. cover: tokens with a stamp.",
+            "policy, KV, attended KV: mean_, max_ and min_policy_staleness, _kv_cache_staleness and",
+            "_attended_kv_staleness, in training steps; cover: the share of sampled tokens with a stamp.",
+            "completion gap: mean_completion_gap. evictions: total_eviction_count.",
         ]
     )
 
