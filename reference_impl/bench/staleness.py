@@ -5,6 +5,9 @@ today. The rollouts are made up, with a fixed seed: three policy epochs each, an
 """
 
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -23,7 +26,9 @@ from reference_impl.staleness.consumption import consume
 from reference_impl.staleness.epochs import EpochRuns
 from reference_impl.staleness.metrics import measure
 from reference_impl.staleness.records import RequestRecord
+from reference_impl.staleness.report.page import write_html
 from reference_impl.staleness.rollouts import Rollouts
+from reference_impl.staleness.runs import RUN_FILE, RunWriter, SequenceRecord, read_run
 
 PROMPT_TOKENS, NEW_TOKENS, WARM = 64, 64, 4
 HOOKS = ("_admitted", "_forward", "sampled", "_paused", "_processed")
@@ -140,3 +145,37 @@ def time_statistics(records: list[RequestRecord], rounds: int) -> str:
         f"{columns / 2**20:.1f} MiB, peak {peak / 2**20:.1f} MiB; adding a rollout as it finishes "
         f"{added / len(records) * 1e6:.0f} us"
     )
+
+
+def time_report(records: list[RequestRecord], rounds: int) -> str:
+    """One line: the page about these rollouts from a run in memory, and `genref report` on a run folder, start included."""
+    pages, commands = [], []
+    with tempfile.TemporaryDirectory() as name:
+        folder, page = Path(name) / "run", Path(name) / "report.html"
+        _write_run(folder, records)
+        run = read_run(folder)
+        typed = ["from reference_impl.cli.main import run; run()", "report", str(folder), "-o", str(page)]
+        for _ in range(rounds):
+            start = time.perf_counter()
+            write_html(run, page)
+            pages.append(time.perf_counter() - start)
+            start = time.perf_counter()
+            subprocess.run([sys.executable, "-c", *typed], check=True, stdout=subprocess.DEVNULL)
+            commands.append(time.perf_counter() - start)
+        size, lines = page.stat().st_size, (folder / RUN_FILE).stat().st_size
+    return (
+        f"report, {len(records):,} rollouts: page {statistics.median(pages):.2f} s, {size / 1e6:.2f} MB; "
+        f"genref report on {lines / 2**20:.1f} MiB of lines {statistics.median(commands):.2f} s"
+    )
+
+
+def _write_run(folder: Path, records: list[RequestRecord]) -> None:
+    """A run folder in which every sampled token is the same letter, and one training step took all."""
+    with RunWriter(folder) as writer:
+        writer.header(model="made up", backend="none", mode="bench", epoch=0)
+        for number, record in enumerate(records):
+            prompt, count = record.sampled[0][0], record.num_sampled
+            sequence = SequenceRecord(number, prompt_length=prompt, prompt_token_ids=[7] * prompt, record=record)
+            sequence.token_ids, sequence.tokens, sequence.logprobs = [7] * count, ["a"] * count, [-0.5] * count
+            writer.sequence(sequence)
+        writer.step(step=8, consumed=range(len(records)))

@@ -1,5 +1,8 @@
 """`genref report`: how stale the rollouts of a run are, as a page for a browser or as text for the terminal."""
 
+import contextlib
+import gc
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -42,16 +45,29 @@ def report(
 
     Each run gets a section of the page; parts of one run are not joined.
     """
-    views = read_views(runs, step, show, compare)
-    if text:
-        print_text(views, show, compare)
-    if output or not text:
-        path = output or Path("report.html")
-        refuse_to_overwrite(path, runs)
-        from reference_impl.staleness.report.page import write_views
+    with kept_objects():
+        views = read_views(runs, step, show, compare)
+        if text:
+            print_text(views, show, compare)
+        if output or not text:
+            path = output or Path("report.html")
+            refuse_to_overwrite(path, runs)
+            from reference_impl.staleness.report.page import write_views
 
-        write_views(views, path, show=show or None, compare=compare)
-        print(f"report: {path}")
+            write_views(views, path, show=show or None, compare=compare)
+            print(f"report: {path}")
+
+
+@contextlib.contextmanager
+def kept_objects() -> Iterator[None]:
+    """No garbage collection: nearly everything that a large file is read into is kept, and looking through it takes time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def read_views(runs: list[Path], step: int | None, show: list[int] | None, compare: bool) -> "list[View]":

@@ -18,23 +18,25 @@ MISSING = -1
 """What stands in an integer array for an epoch or a staleness that nobody knows. Real ones are 0 or more."""
 
 
-def _integer(value: object, name: str) -> int:
-    """`value` as a plain `int` that is 0 or more; `True` is a mistake here, never a 1."""
+def _integer(value: object, name: str, *of: int) -> int:
+    """`value` as a plain `int` that is 0 or more; `True` is a mistake here, never a 1. `name.format(*of)` in errors."""
+    if type(value) is int and value >= 0:  # nearly always, and a file has a hundred thousand of them
+        return value
     if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer):
-        raise ValueError(f"{name} must be an integer, got {value!r}")
+        raise ValueError(f"{name.format(*of)} must be an integer, got {value!r}")
     if value < 0:
-        raise ValueError(f"{name} must be 0 or more, got {value}")
+        raise ValueError(f"{name.format(*of)} must be 0 or more, got {value}")
     return int(value)
 
 
 def _pair(boundary: object, number: int) -> tuple[int, int | None]:
     """One stamped boundary as `(start, epoch)`; `number` is its place in the list, for the error."""
     # Sequence leaves out sets, whose order is chance, and str, whose "pairs" are letters, fails as a non-integer.
-    if not isinstance(boundary, Sequence | np.ndarray) or len(boundary) != 2:
+    if not isinstance(boundary, list | tuple | Sequence | np.ndarray) or len(boundary) != 2:
         raise ValueError(f"boundary {number} must be a pair (start, epoch), got {boundary!r}")
     start, epoch = boundary
-    start = _integer(start, f"start of boundary {number}")
-    return start, None if epoch is None else _integer(epoch, f"epoch of boundary {number}")
+    start = _integer(start, "start of boundary {}", number)
+    return start, None if epoch is None else _integer(epoch, "epoch of boundary {}", number)
 
 
 def _canonical(boundaries: Iterable[object], length: int) -> tuple[tuple[int, int | None], ...]:

@@ -7,6 +7,7 @@ when it comes, and a step works on arrays.
 from __future__ import annotations
 
 import math
+import operator
 from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from reference_impl.staleness.epochs import MISSING
 from reference_impl.staleness.records import COUNTS, STATUSES, RequestRecord, check
 
 SEGMENT_COLUMNS = ("policy", "kv", "attended", "tokens")
+_COUNTED = operator.attrgetter(*COUNTS, "admission_epoch", "completion_epoch")
 ROLLOUT_COLUMNS = ("length", "sampled", *COUNTS, "admission_epoch", "completion_epoch", "status")
 
 
@@ -65,7 +67,8 @@ class Rollouts:
 
     def __init__(self, records: Iterable[RequestRecord] = ()) -> None:
         self._names: dict[int | str, int] = {}
-        self._integers = {name: array("q") for name in (*SEGMENT_COLUMNS, *ROLLOUT_COLUMNS)}
+        self._segments = array("q")  # SEGMENT_COLUMNS of each segment, one after the other
+        self._rollouts = array("q")  # ROLLOUT_COLUMNS of each rollout, likewise
         self._first = array("q", [0])
         self._reward = array("d")
         for record in records:
@@ -90,20 +93,25 @@ class Rollouts:
             raise ValueError(f"reward of request {record.request!r} must be a number, got {reward}")
         check(record)
         self._names[record.request] = len(self._names)
-        columns = self._integers
         for segment in record.segments():
-            for name, value in zip(SEGMENT_COLUMNS, segment, strict=True):
-                columns[name].append(MISSING if value is None else value)
-        for name in (*COUNTS, "admission_epoch", "completion_epoch"):
-            value = getattr(record, name)
-            columns[name].append(MISSING if value is None else value)
-        columns["length"].append(record.length)
-        columns["sampled"].append(record.num_sampled)
-        columns["status"].append(STATUSES.index(record.status))
-        self._first.append(len(columns["tokens"]))
+            self._segments.extend(_numbers(segment))
+        self._rollouts.extend(
+            (record.length, record.num_sampled, *_numbers(_COUNTED(record)), STATUSES.index(record.status))
+        )
+        self._first.append(len(self._segments) // len(SEGMENT_COLUMNS))
         self._reward.append(math.nan if reward is None else reward)
 
     def columns(self) -> Columns:
         """All that was added, as arrays of their own."""
-        integers = {name: np.array(values, np.int64) for name, values in self._integers.items()}
-        return Columns(first=np.array(self._first, np.int64), reward=np.array(self._reward, np.float64), **integers)
+        segments = np.array(self._segments, np.int64).reshape(-1, len(SEGMENT_COLUMNS)).T.copy()
+        rollouts = np.array(self._rollouts, np.int64).reshape(-1, len(ROLLOUT_COLUMNS)).T.copy()
+        return Columns(
+            first=np.array(self._first, np.int64),
+            reward=np.array(self._reward, np.float64),
+            **dict(zip(SEGMENT_COLUMNS, segments, strict=True)),
+            **dict(zip(ROLLOUT_COLUMNS, rollouts, strict=True)),
+        )
+
+
+def _numbers(values: Iterable[int | None]) -> list[int]:
+    return [MISSING if value is None else value for value in values]
