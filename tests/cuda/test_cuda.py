@@ -53,6 +53,23 @@ def test_tokens_are_the_cpus(on_the_cpu, graphs):
         assert same == len(ids) or logprobs[same] == pytest.approx(values[same], abs=1e-3)
 
 
+@pytest.mark.parametrize("graphs", ["none", "local"])
+def test_stamps_are_exact_with_and_without_graphs(graphs):
+    """Prompt 4, 3 tokens at epoch 0, change, 2 more: the policy changes at 7 and the KV cache at 6, warm-up leaves no trace."""
+    from reference_impl.generation.interfaces import Progress
+    from reference_impl.generation.megatron.backend import MegatronGeneration
+
+    with MegatronGeneration(recipe(max_new_tokens=5, stop_token_ids=[], mcore={"cuda_graph_impl": graphs})) as backend:
+        for event in backend.stream(prompts([1, 2, 3, 4]), greedy=True):
+            if not isinstance(event, Progress):
+                record = event[1]["staleness"][0]
+            elif event.sampled_tokens == 3:
+                backend.update_weights(None, epoch=1)
+    assert record.policy_epoch.to_json() == [[0, 0], [7, 1]]
+    assert record.kv_cache_epoch.to_json() == [[0, 0], [6, 1]]
+    assert record.oldest_attended_kv_epoch.to_json() == [[0, None], [4, 0]]
+
+
 def test_the_demo_runs_in_bfloat16(tmp_path):
     """`genref demo` on the device: answers, two updates, a report."""
     from reference_impl.staleness.runs import read_run
