@@ -22,7 +22,6 @@ SCHEDULES = int(FUZZ or 1000)
 
 thousand = settings(
     max_examples=SCHEDULES,
-    deadline=None,
     derandomize=not FUZZ,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )

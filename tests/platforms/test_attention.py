@@ -40,7 +40,7 @@ def written_out(q, keys, values, visible: int):
     return out
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     requests=st.lists(st.tuples(st.integers(0, 9), st.integers(1, 6)), min_size=1, max_size=4), seed=st.integers(0, 99)
 )

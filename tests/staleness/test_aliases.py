@@ -6,7 +6,7 @@ import math
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from reference_impl.staleness.aliases import ALIASES, SYSTEMS, aliases_of, measure_as
@@ -249,7 +249,6 @@ def whole_rollouts(draw):
     return epochs, draw(st.integers(epochs[-1], 7))
 
 
-@settings(deadline=None)
 @given(st.lists(whole_rollouts(), min_size=1, max_size=6), st.integers(7, 9))
 def test_what_is_said_to_be_the_same_is_the_same(drawn, step):
     offered = [rollout(i, *epochs, came=epochs[0], ended=ended) for i, (epochs, ended) in enumerate(drawn)]

@@ -140,7 +140,7 @@ def naively(step, offered, bound, when_older):
     return found
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.lists(rollouts(), max_size=6),
     st.integers(9, 14),
@@ -155,7 +155,7 @@ def test_every_metric_is_what_loops_over_tokens_give(drawn, step, bound, when_ol
     assert measure(consumption) == pytest.approx({name: x for name, x in expected.items() if not math.isnan(x)})
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(rollouts(), min_size=1, max_size=5), st.integers(9, 12))
 def test_means_deviations_and_histograms_of_rollouts_are_those_of_their_tokens(drawn, step):
     consumption = consume(step, [record(number) for number, (_, record) in enumerate(drawn)])

@@ -367,7 +367,6 @@ def test_verls_response_mask_says_what_was_sampled():
     assert nobody_knows.policy_epoch.stamped == 0
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 4), max_size=12).map(sorted), st.integers(0, 5))
 def test_the_same_epochs_come_out_of_every_shape(epochs, prompt):
     """Written token by token, as spans, and as boundaries."""
@@ -711,7 +710,7 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("broken")
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 @given(broken())
 def test_a_broken_line_is_read_or_refused_in_one_line(folder, line):
     path = file_of(folder, line)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from reference_impl.staleness.consumption import consume
@@ -143,7 +143,6 @@ def trajectories(draw):
     return turns
 
 
-@settings(deadline=None)
 @given(st.lists(trajectories(), min_size=1, max_size=4), st.integers(6, 9))
 def test_all_of_it_is_what_loops_over_tokens_give(drawn, step):
     def records(turns):

@@ -36,7 +36,7 @@ def filtered_by_hand(logits: list[float], temperature: float, top_k: int, top_p:
     return [math.log(weights[i] / total) if i in chosen else -math.inf for i in range(len(logits))]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     logits=st.lists(st.integers(-40, 40), min_size=2, max_size=9, unique=True),
     temperature=st.sampled_from([0.5, 1.0, 2.0]),
