@@ -158,7 +158,7 @@ class StalenessTracker:
         """
         if self.suspended:
             raise ValueError("a forward pass in a suspended engine")
-        rows = np.array([self._of(request).row for request in requests], np.int64)
+        rows = self._rows(requests)
         at, into = np.asarray(positions, np.int64), np.asarray(slots, np.int64)
         if not len(rows) == len(at) == len(into):
             raise ValueError(
@@ -185,7 +185,7 @@ class StalenessTracker:
 
     def sample(self, requests: Sequence[Request]) -> None:
         """One token was sampled for each of `requests`, from the forward pass over its last token."""
-        rows = np.array([self._of(request).row for request in requests], np.int64)
+        rows = self._rows(requests)
         if len(set(requests)) < len(requests):
             twice = next(request for index, request in enumerate(requests) if request in requests[:index])
             raise ValueError(f"request {twice!r}: sampled twice from one forward pass")
@@ -233,6 +233,12 @@ class StalenessTracker:
             return self._live[request]
         except KeyError:
             raise ValueError(f"request {request!r} is not running") from None
+
+    def _rows(self, requests: Sequence[Request]) -> np.ndarray:
+        try:
+            return np.array([self._live[request].row for request in requests], np.int64)
+        except KeyError as error:
+            raise ValueError(f"request {error.args[0]!r} is not running") from None
 
     def _checked_rows(self, requests: Sequence[Request], rows: np.ndarray, at: np.ndarray) -> np.ndarray:
         """Which rows compute a cached position again; raises for a position that leaves a hole or has no token."""
