@@ -49,8 +49,7 @@ def record() -> list[dict[str, Any]]:
         for event in backend.stream(data, greedy=True):
             if isinstance(event, Progress) and event.sampled_tokens in left:
                 backend.update_weights(None, epoch=left.pop(event.sampled_tokens))
-        del backend.tracker.suspend  # the engine's end is no part of the story
-    return [event for event in events if event["event"] != "suspend"]
+    return [event for event in events if event["event"] != "suspend"]  # the engine's end is no part of the story
 
 
 def steps_of(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -31,7 +31,7 @@ from reference_impl.staleness.rollouts import Rollouts
 from reference_impl.staleness.runs import RUN_FILE, RunWriter, SequenceRecord, read_run
 
 PROMPT_TOKENS, NEW_TOKENS, WARM = 64, 64, 4
-HOOKS = ("_admitted", "_forward", "sampled", "_paused", "_processed")
+HOOKS = ("_admitted", "_forward", "sampled", "_updated", "_processed")
 """What of {py:class}`~reference_impl.generation.megatron.stamping.Stamping` runs while requests do."""
 
 

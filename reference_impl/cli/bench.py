@@ -11,7 +11,6 @@ from reference_impl.config.errors import ConfigError
 app = typer.Typer(help="Measure speed, each time as a share or a ratio within one run.", rich_markup_mode=None)
 
 Overrides = Annotated[list[str] | None, typer.Argument(help="Changes to the recipe: key=value.")]
-MODEL = "smollm2, or a model folder; transformers must read it too."
 
 
 @app.callback(invoke_without_command=True)
@@ -25,7 +24,7 @@ def every(context: typer.Context) -> None:
 @app.command()
 def decode(
     overrides: Overrides = None,
-    model: Annotated[str, typer.Option(help=MODEL)] = "smollm2",
+    model: Annotated[str, typer.Option(help="smollm2, or a model folder; transformers must read it too.")] = "smollm2",
     batch: Annotated[list[int] | None, typer.Option(min=1, help="Batch size; may be repeated.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Counted rounds, each ours then the peer's.")] = 3,
 ) -> None:

@@ -46,8 +46,7 @@ class GenerationOutputSpec(TypedDict):
     * `num_evictions`: int64 [batch].
     * `staleness`: for each sequence the {py:class}`~reference_impl.staleness.records.RequestRecord` that the three above
       are taken from, `None` where nothing was stamped.
-    * `upstream_staleness`: the same record with the engine's own stamps where they differ in definition, for comparison;
-      `None` for an engine that has none.
+    * `upstream_staleness`: the engine's own stamps as such records, for comparison; `None` where it has stamped nothing.
     * `errors`: for each sequence `None`, or one line that says why it failed; a failed sequence is its prompt alone.
     """
 

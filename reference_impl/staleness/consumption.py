@@ -20,7 +20,6 @@ from reference_impl.staleness.rollouts import Columns, Rollouts
 WhenOlder = Literal["keep", "drop", "wait"]
 """What becomes of a rollout that is older than the bound."""
 
-MANY = 1_000_000  # bins
 WHEN_OLDER = ("keep", "drop", "wait")
 KINDS = {"policy": "policy", "kv_cache": "kv", "attended_kv": "attended"}
 """Kinds of staleness, by the name that metrics use, and the column of their epochs."""
@@ -122,14 +121,8 @@ class Consumption:
         """`{staleness: tokens}` over all consumed sampled tokens with a stamp, rising."""
         staleness = self.staleness(kind)
         known = staleness != MISSING
-        if not known.any():
-            return {}
-        first = int(staleness[known].min())
-        if int(staleness.max()) - first > MANY:  # epochs that are times of day, say: a bin for each value would not fit
-            values, places = np.unique(staleness[known], return_inverse=True)
-            return dict(zip(values.tolist(), np.bincount(places, self.tokens[known]).astype(int).tolist(), strict=True))
-        tokens = np.bincount(staleness[known] - first, self.tokens[known])
-        return {int(place + first): int(tokens[place]) for place in np.flatnonzero(tokens)}
+        values, places = np.unique(staleness[known], return_inverse=True)
+        return dict(zip(values.tolist(), np.bincount(places, self.tokens[known]).astype(int).tolist(), strict=True))
 
     @cached_property
     def completion_gap(self) -> np.ndarray:
@@ -182,7 +175,7 @@ def consume(
         over_bound=usable[:0],
         dropped=usable[:0],
     )
-    _refuse_the_future(everything)
+    refuse_the_future(everything)
     if max_staleness is None:
         return everything
     old = usable[everything.per_rollout("policy").oldest > max_staleness]
@@ -211,7 +204,8 @@ def _late(in_flight: Iterable[RequestRecord], step: int, max_staleness: int) -> 
     return tuple(late)
 
 
-def _refuse_the_future(consumption: Consumption) -> None:
+def refuse_the_future(consumption: Consumption) -> None:
+    """Raise `ValueError` for a step that is older than what it consumes, naming the first token."""
     for kind, column in KINDS.items():
         epochs = getattr(consumption.columns, column)[consumption.segments]
         if not (epochs > consumption.step).any():

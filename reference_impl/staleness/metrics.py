@@ -74,9 +74,10 @@ def _staleness_metrics(kind: str, how: str) -> list[Metric]:
 
 
 def _token_mean(consumption: Consumption, kind: str) -> float:
-    tokens = consumption.histogram(kind)
-    total = sum(tokens.values())
-    return sum(stale * count for stale, count in tokens.items()) / total if total else np.nan
+    staleness, tokens = consumption.staleness(kind), consumption.tokens
+    known = staleness != MISSING
+    total = tokens[known].sum()
+    return float(staleness[known] @ tokens[known] / total) if total else np.nan
 
 
 def _coverage(consumption: Consumption, kind: str) -> float:

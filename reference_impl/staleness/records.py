@@ -168,6 +168,17 @@ def check(record: RequestRecord) -> None:
             last = policy
 
 
+def newer_than(record: RequestRecord, step: int) -> str | None:
+    """What of a record is newer than training step `step`, which then cannot have consumed it; `None` if nothing is."""
+    for name in EPOCHS:
+        for start, epoch in getattr(record, name).runs:
+            if epoch is not None and epoch > step:
+                return f"{name} {epoch} of token {start}"
+    if record.completion_epoch is not None and record.completion_epoch > step:
+        return f"completion_epoch {record.completion_epoch}"
+    return None
+
+
 def merge_turns(turns: Sequence[RequestRecord]) -> RequestRecord:
     """One record for a trajectory whose turns each hold all tokens of the turns before them.
 

@@ -28,7 +28,7 @@ from reference_impl.staleness.lines import (
     one_length,
 )
 from reference_impl.staleness.record_json import from_json, to_json
-from reference_impl.staleness.records import EPOCHS, RequestRecord, check
+from reference_impl.staleness.records import EPOCHS, RequestRecord, check, newer_than
 
 RUN_FILE = "run.jsonl"
 
@@ -310,7 +310,9 @@ class _Reading:
                 if index in seen:
                     raise ValueError(f"{name}: sequence {index} is named twice")
                 if index in self.sequences:
-                    _refuse_the_future(step.step, self.sequences[index])
+                    record = self.sequences[index].record
+                    if record and (found := newer_than(record, step.step)):
+                        raise ValueError(f"step: {step.step} is older than {found} of sequence {index}")
                 elif whole:
                     raise ValueError(f"{name}: no sequence {index} in the run")
                 seen.add(index)
@@ -354,17 +356,3 @@ def _sequence(entry: dict[str, Any]) -> SequenceRecord:
         sequence.record = from_json({**entry, "status": entry.get("status") or sequence.status}, **where)
         check(sequence.record)
     return sequence
-
-
-def _refuse_the_future(step: int, sequence: SequenceRecord) -> None:
-    if sequence.record is None:
-        return
-    for name in EPOCHS:
-        for start, epoch in getattr(sequence.record, name).runs:
-            if epoch is not None and epoch > step:
-                raise ValueError(
-                    f"step: {step} is older than {name} {epoch} of token {start} of sequence {sequence.index}"
-                )
-    completion = sequence.record.completion_epoch
-    if completion is not None and completion > step:
-        raise ValueError(f"step: {step} is older than completion_epoch {completion} of sequence {sequence.index}")

@@ -97,8 +97,8 @@ def test_without_steps_the_newest_epoch_consumes_all_and_the_report_says_so(trai
     ("steps", "step", "message"),
     [
         ([], 5, "step 5 is older than the policy epoch 6 of sampled token 0 of request 4"),
-        ([Step(5, (4,))], None, "step 5 is older than the policy epoch 6 of sequence 4"),
-        ([Step(5, (2,))], None, "step 5 is older than epoch 6, at which sequence 2 finished"),
+        ([Step(5, (4,))], None, "step 5 is older than the policy epoch 6 of sampled token 0 of request 4"),
+        ([Step(5, (2,))], None, "step 5 is older than the completion epoch 6 of request 2"),
         ([Step(5, (77,))], None, "training step 5: no sequence 77 in the run"),
     ],
 )

@@ -29,10 +29,11 @@ class Stamping:
         self.tracker = StalenessTracker()
         self._engine = engine
         self._finished: dict[str, RequestRecord] = {}
+        self._paused: set[int] = set()
         context = engine.context
         _after(engine, "_add_request", self._admitted)
         _after(context, "initialize_attention_state", self._forward)
-        _after(context, "update_requests", self._paused)
+        _after(context, "update_requests", self._updated)
         _after(engine, "post_process_requests", self._processed)
         _around(engine, "suspend", self._suspend)
         _around(engine, "resume", self._resume)
@@ -89,15 +90,13 @@ class Stamping:
         """One token was sampled for each of these requests, and is kept."""
         self.tracker.sample(requests)
 
-    def _paused(self, result: Any, *_: Any, **__: Any) -> None:
-        paused = (result or {}).get("newly_paused_request_ids")
-        if paused is None:
-            return
-        evicted = result.get("evict_request_ids")
-        gone = set() if evicted is None else set(evicted.tolist())
-        for request in paused.flatten().tolist():
-            if request not in gone:  # paused and evicted at once is an eviction
-                self.tracker.preempt(request)
+    def _updated(self, *_: Any, **__: Any) -> None:
+        """The context has paused requests and resumed others; `newly_paused_request_ids` also names some of the latter."""
+        context = self._engine.context
+        paused = set(context.request_ids.numpy()[: context.paused_request_count].tolist())
+        for request in paused - self._paused:
+            self.tracker.preempt(request)
+        self._paused = paused
 
     def _processed(self, result: Any, request_ids: Any, finished: Any, evicted: Any, *_: Any, **__: Any) -> None:
         for record in result[1]:
@@ -111,7 +110,10 @@ class Stamping:
         asleep = self._engine.state in (EngineState.SUSPENDED, EngineState.SUSPENDING)
         suspend()
         if not asleep:
-            self.tracker.suspend(self._engine.context.kv_cache_management_mode.value)
+            mode = self._engine.context.kv_cache_management_mode.value
+            self.tracker.suspend(mode)
+            if mode == "recompute":
+                self._paused.clear()  # they wait for a prefill now
 
     def _resume(self, resume: Callable[[], None]) -> None:
         if self.tracker.suspended:

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reference_impl.staleness.epochs import EpochRuns
 from reference_impl.staleness.lines import KINDS
 from reference_impl.staleness.readers import areal, megatron, sglang, verl, vllm
 from reference_impl.staleness.readers.fields import Entry, Labels, count, identity
-from reference_impl.staleness.records import EPOCHS, RequestRecord, check
+from reference_impl.staleness.records import RequestRecord, check, newer_than
 from reference_impl.staleness.runs import Run, SequenceRecord, Step, read_run
 
 TEXTS = ("text", "completion", "content")
@@ -172,7 +171,8 @@ class _Log:
         check(record)
         if entry.get("step") is not None:
             step = count(entry["step"], "step")
-            _refuse_the_future(step, record)
+            if found := newer_than(record, step):
+                raise ValueError(f"step: {step} is older than {found}")
             self.consumed.setdefault(step, []).append(index)
         self.lines[name] = number
         self.sequences.append(_sequence(entry, index, record))
@@ -235,13 +235,3 @@ def _reward(entry: Entry) -> float | None:
     if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
         raise ValueError(f"{name}: expected a finite number, got {reward!r:.60}")
     return float(reward)
-
-
-def _refuse_the_future(step: int, record: RequestRecord) -> None:
-    for name in EPOCHS:
-        runs: EpochRuns = getattr(record, name)
-        for start, epoch in runs.runs:
-            if epoch is not None and epoch > step:
-                raise ValueError(f"step: {step} is older than {name} {epoch} of token {start}")
-    if record.completion_epoch is not None and record.completion_epoch > step:
-        raise ValueError(f"step: {step} is older than completion_epoch {record.completion_epoch}")

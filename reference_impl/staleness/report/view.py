@@ -13,7 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
-from reference_impl.staleness.consumption import KINDS, Consumption, consume
+from reference_impl.staleness.consumption import Consumption, consume, refuse_the_future
 from reference_impl.staleness.epochs import MISSING
 from reference_impl.staleness.metrics import measure
 from reference_impl.staleness.records import STATUSES
@@ -162,7 +162,7 @@ def view_of(run: Run, name: str = "", step: int | None = None) -> View:
     else:
         consumptions = [consume(newest if step is None else step, rollouts)]
     for consumption in consumptions:
-        _refuse_the_future(consumption)
+        refuse_the_future(consumption)
     return View(name, run, everything, tuple(consumptions), assumed=not run.steps)
 
 
@@ -211,22 +211,3 @@ def _consumption(step: Step, everything: Consumption, places: Mapping[int, int])
         over_bound=left_out,
         dropped=left_out,
     )
-
-
-def _refuse_the_future(consumption: Consumption) -> None:
-    """No step can have consumed what came after it."""
-    columns, rollouts, step = consumption.columns, consumption.rollouts, consumption.step
-    for kind, column in KINDS.items():
-        epochs = getattr(columns, column)[consumption.segments]
-        if (late := np.flatnonzero(epochs > step)).size:
-            number = rollouts[np.searchsorted(consumption.bounds, late[0], side="right") - 1]
-            raise ValueError(
-                f"step {step} is older than the {KIND_NAMES[kind]} epoch {epochs[late[0]]} "
-                f"of sequence {consumption.names[number]}"
-            )
-    epochs = columns.completion_epoch[rollouts]
-    if (late := np.flatnonzero(epochs > step)).size:
-        raise ValueError(
-            f"step {step} is older than epoch {epochs[late[0]]}, at which sequence "
-            f"{consumption.names[rollouts[late[0]]]} finished"
-        )

@@ -3,11 +3,13 @@
 The truth comes from `Completion.record`, made by the tracker at forward passes and samplings; Megatron's answer from
 `Completion.upstream`, its own stamps. A release in which the two agree makes the case's test fail, so that the correction
 goes. D11, and the metric side of D2, D7 and D10, are formulas over records: `tests/staleness/test_upstream_formulas.py`.
-D8, D12 and D13 are no cases. Of D14 only the engine's side can be shown without NeMo RL installed.
+The numbers D8, D12 and D13 are not used. Of D14 only the engine's side can be shown without NeMo RL installed.
 """
 
+from collections import Counter
+
 import pytest
-from support.batches import prompts, responses, tokens_of
+from support.batches import prompts, tokens_of
 from support.table_model import SHAPE, Digits, chain, table_model
 
 from reference_impl.generation.interfaces import Progress
@@ -113,14 +115,13 @@ def test_d3_two_changes_before_the_first_prefill(engine):
     differ(exact.kv_cache_epoch, upstream.kv_cache_epoch, truth=[[0, 5]], megatron=[[0, 3], [36, 5]])
 
 
-def evicting(make):
+def evicting(make, **settings):
     backend = make(
         model=table_model(chain(*range(1, 16))),
         shape=SHAPE,
         tokenizer=Digits(),
-        max_new_tokens=14,
         stop_token_ids=[],
-        mcore=EVICTING,
+        **{"max_new_tokens": 14, "mcore": EVICTING} | settings,
     )
     backend.update_weights(None, epoch=3)
     backend.prepare_for_generation()
@@ -149,20 +150,40 @@ def test_d4_two_changes_while_an_evicted_request_waits(make):
     assert exact.num_recomputes == 0
 
 
-def test_pauses_are_not_evictions(make):
-    """Of two requests in a cache for one and a bit, one is paused with its blocks before it loses them."""
-    output = evicting(make).generate(prompts([1], [1]), greedy=True)
-    records = output["staleness"]
-    assert sorted(record.num_evictions for record in records) == [0, 1]
-    assert all(record.num_preemptions is not None for record in records)
-    assert sum(record.num_preemptions for record in records) > 0
-    assert responses(output) == [list(range(2, 16))] * 2
+def pauses_seen_and_told(backend, rows) -> tuple[Counter, Counter, int]:
+    """How often a look between two steps newly finds each request paused; what its record says; evictions in all."""
+    context, seen, before, records = backend._engine.context, Counter(), set(), []
+    for event in backend.stream(prompts(*rows), greedy=True):
+        if not isinstance(event, Progress):
+            records.append(event[1]["staleness"][0])
+        paused = set(context.request_ids[: context.paused_request_count].tolist())
+        seen.update(paused - before)
+        before = paused
+    told = Counter({record.request: record.num_preemptions for record in records})
+    return seen, told, sum(record.num_evictions for record in records)
+
+
+def test_an_eviction_is_no_pause(make):
+    """Without room for paused requests none stays paused, though Megatron names one as newly paused that has resumed."""
+    seen, told, evictions = pauses_seen_and_told(evicting(make), [[1], [1]])
+    assert (seen.total(), told.total(), evictions) == (0, 0, 1)
+
+
+def test_pauses_that_keep_the_blocks_are_counted(make):
+    """With 5 blocks set aside for paused requests, two of three are paused, one of them twice, and two are evicted later."""
+    mcore = EVICTING | {"buffer_size_gb": EVICTING["buffer_size_gb"] * 14.5 / 11.5}
+    backend = evicting(make, max_new_tokens=12, mcore=mcore)
+    blocks = backend._engine.context.kv_block_allocator
+    blocks.paused_count, blocks.active_count = 5, blocks.active_count - 5
+    seen, told, evictions = pauses_seen_and_told(backend, [[1], [1, 1], [1]])
+    assert sorted(seen.values()) == [1, 2]
+    assert +told == seen
+    assert evictions == 2
 
 
 def test_d5_a_change_between_two_chunks(engine):
     """60 of 100 rows, change, 40 rows: the boundary is the chunk's edge, where Megatron keeps the old epoch for 99."""
     backend = engine(max_new_tokens=4, mcore={"max_tokens": 60, "max_requests": 8})
-    records = {}
     stream = backend.stream(prompts(*tokens_of(100)), greedy=True)
     assert next(stream).sampled_tokens == 0
     assert next(stream).sampled_tokens == 0, "the first chunk emits no token"
