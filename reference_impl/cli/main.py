@@ -15,6 +15,9 @@ from reference_impl.cli.report import report
 from reference_impl.cli.streams import INTERRUPTED, accept_any_text, drop_output
 from reference_impl.config.errors import ConfigError
 
+# What the extra `megatron` installs and a command that generates imports; without it, the other commands work.
+ENGINE_PACKAGES = frozenset({"accelerate", "megatron", "torch", "transformers", "zmq"})
+
 app = typer.Typer(
     name="genref",
     help="Generate with Megatron Core's own engine and see which checkpoint sampled each token.",
@@ -66,6 +69,10 @@ def run() -> None:
         if error.errno is None:  # no file's error, but a time-out or a library that does not load
             raise
         fail(f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror))
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ENGINE_PACKAGES:
+            raise
+        fail(f"this command needs {error.name}; pip install 'megatron-generation-reference[megatron]' brings it")
     except Exception as error:
         if _is_for_the_user(error):
             fail(str(error))

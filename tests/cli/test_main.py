@@ -44,3 +44,19 @@ def test_an_encoding_that_lacks_a_character_does_not_end_a_run(monkeypatch):
     accept_any_text()
     print("é", flush=True)
     assert raw.getvalue() == b"?\n"
+
+
+def test_a_command_that_needs_the_engine_says_how_to_install_it():
+    """The light installation has no torch; reading, reporting and helping work without it."""
+    script = """
+import sys
+from reference_impl.cli.main import run
+sys.modules["torch"] = None
+sys.argv = ["genref", "generate", "--prompt", "hello"]
+run()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "genref: this command needs torch; pip install 'megatron-generation-reference[megatron]' brings it\n"
+    )
