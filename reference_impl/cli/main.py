@@ -10,6 +10,8 @@ from reference_impl import __version__
 from reference_impl.cli import bench
 from reference_impl.cli.demo import demo
 from reference_impl.cli.generate import generate
+from reference_impl.cli.lint import lint
+from reference_impl.cli.plan import plan
 from reference_impl.cli.quiet import quiet_upstream
 from reference_impl.cli.report import report
 from reference_impl.cli.streams import INTERRUPTED, accept_any_text, drop_output
@@ -28,6 +30,8 @@ app = typer.Typer(
 app.command()(generate)
 app.command()(demo)
 app.command()(report)
+app.command()(lint)
+app.command()(plan)
 app.add_typer(bench.app, name="bench")
 
 if multiprocessing.current_process().name != "MainProcess":

@@ -10,7 +10,9 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from reference_impl.config.errors import LIKELY, NEAR_MISS, nearest
-from reference_impl.config.schema import MCORE_KEY, REMOVED_KEYS, Recipe
+from reference_impl.config.removed import REMOVED_KEYS
+from reference_impl.config.schema import MCORE_KEY, Recipe
+from reference_impl.config.training_keys import TRAINING_KEYS
 
 # What to write where the type alone does not say it.
 ADVICE = {
@@ -36,10 +38,11 @@ _PYTHON_TYPES: dict[str, type | tuple[type, ...]] = {"bool_type": bool, "float_t
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing wrong: the dotted key, and what the line says after it."""
+    """One thing wrong: the dotted key, what the line says after it, and the kind of mistake in a word."""
 
     key: str
     text: str
+    code: str = "value"
 
 
 def section_model(annotation: Any) -> type[BaseModel] | None:
@@ -51,35 +54,52 @@ def key_problems(model: type[BaseModel], tree: Any, prefix: str = "") -> Iterato
     """Keys that nobody reads: all of them in the engine's section, elsewhere those that nearly spell one that is read."""
     for name, value in tree.items() if isinstance(tree, dict) else ():
         field = model.model_fields.get(str(name))
-        text = None if field else _unknown_key(str(name), model, prefix)
-        if text:
-            yield Problem(f"{prefix}{name}", text)
+        if field is None and (problem := _unknown_key(str(name), model, prefix)):
+            yield problem
         section = section_model(field.annotation) if field else None
         if section:
             yield from key_problems(section, value, f"{prefix}{name}.")
 
 
-def _unknown_key(name: str, model: type[BaseModel], prefix: str) -> str | None:
+def _unknown_key(name: str, model: type[BaseModel], prefix: str) -> Problem | None:
     """Why this key may not stay; `None` if it is another reader's."""
+    key = f"{prefix}{name}"
+    if name in getattr(model, "keys_of_others", ()):
+        return None
     if name == "_override_":
-        return "not supported in a section that is read here; write out the keys that should differ"
+        text = "not supported in a section that is read here; write out the keys that should differ"
+        return Problem(key, text, "unsupported")
     if prefix == f"{MCORE_KEY}." and name in REMOVED_KEYS:
-        return REMOVED_KEYS[name]
+        return Problem(key, str(REMOVED_KEYS[name]), "removed-key")
+    if prefix == f"{MCORE_KEY}." and name in TRAINING_KEYS:
+        text = "not supported, NeMo RL builds a model for generation with it; this backend takes the training model as it is"
+        return Problem(key, text, "unsupported")
     # A misspelt `defaults` would drop the parent without a word.
     names = [*model.model_fields, "defaults"] if model is Recipe else list(model.model_fields)
     closed = model.model_config.get("extra") == "forbid"
     near = nearest(name, names, cutoff=LIKELY if closed else NEAR_MISS)
     if near:
-        return f"unknown key; did you mean {near}?"
-    return "unknown key; no key of this section is spelled like it" if closed else None
+        return Problem(key, f"unknown key; did you mean {near}?", "unknown-key")
+    text = "unknown key; no key of this section is spelled like it"
+    return Problem(key, text, "unknown-key") if closed else None
 
 
 def value_problems(error: ValidationError) -> list[Problem]:
     """Pydantic's findings in this module's words."""
     return [
-        Problem(detail.get("ctx", {}).get("key") or _dotted(detail["loc"]), _say(detail))
+        Problem(
+            detail.get("ctx", {}).get("key") or _dotted(detail["loc"]),
+            _say(detail),
+            _code(detail),
+        )
         for detail in error.errors(include_url=False)
     ]
+
+
+def _code(detail: ErrorDetails) -> str:
+    if detail["loc"] == ("policy", "model_name") and detail["input"] is None:
+        return "unset"  # NeMo RL's recipes for several models leave the name to whoever launches them
+    return {"unsupported": "unsupported", "model_type": "section", "recipe": "conflict"}.get(detail["type"], "value")
 
 
 def _dotted(location: Iterable[int | str]) -> str:
@@ -88,7 +108,7 @@ def _dotted(location: Iterable[int | str]) -> str:
 
 def _say(detail: ErrorDetails) -> str:
     kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
-    if kind == "recipe":
+    if kind in ("recipe", "unsupported"):
         return detail["msg"]
     if kind == "missing":
         return "missing; expected a value"

@@ -6,8 +6,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from reference_impl.config.errors import NEAR_MISS, ConfigError, nearest
-from reference_impl.config.reading import Layer, parse_yaml
-from reference_impl.config.schema import MCORE_KEY, REMOVED_KEYS
+from reference_impl.config.parsing import parse_yaml
+from reference_impl.config.reading import Layer
+from reference_impl.config.removed import REMOVED_KEYS
+from reference_impl.config.schema import MCORE_KEY
 from reference_impl.config.trees import MISSING, keys, lookup, nested, without
 
 COMMAND_LINE = "command line"
@@ -33,8 +35,21 @@ def parse_override(text: str) -> Override:
             f"override {text!r}: malformed; write key=value, +key=value, ++key=value or ~key, with dots in the key "
             "and no space before ="
         )
-    value = None if match["value"] is None else parse_yaml(match["value"], f"override {text!r}")
-    return Override(match["sign"] or "", match["key"], value, text)
+    return Override(match["sign"] or "", match["key"], _value(match["value"], text), text)
+
+
+def _value(spelled: str | None, text: str) -> Any:
+    """What the text after the equals sign spells; its only line needs no number."""
+    if spelled is None:
+        return None
+    try:
+        document = parse_yaml(spelled, "")
+        faults = document.problems
+    except ConfigError as error:
+        faults = error.findings
+    if faults:
+        raise ConfigError(f"override {text!r}: {faults[0].message}")
+    return document.value
 
 
 def apply_overrides(layers: Sequence[Layer], texts: Sequence[str], defaults: dict[str, Any]) -> list[Layer]:

@@ -6,7 +6,7 @@ strict: megatron-core takes `"256"` and runs with it, here it is an error before
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
 from pydantic_core import PydanticCustomError
@@ -16,16 +16,6 @@ from reference_impl.config.trees import MISSING, lookup, with_value
 MCORE_KEY = "policy.generation.mcore_generation_config"
 MODE_KEY = f"{MCORE_KEY}.kv_cache_management_mode"
 RECOMPUTE_KEY = "grpo.async_grpo.recompute_kv_cache_after_weight_updates"
-
-# Keys of `mcore_generation_config` that older files still carry, and what to write now.
-REMOVED_KEYS = {
-    "async_engine": "removed, the engine is always asynchronous; delete the key",
-    "buffer_guaranteed_fraction": "removed; size the cache with buffer_size_gb alone",
-    "cuda_graph_max_tokens": "deprecated, and its name came back with another meaning; use num_cuda_graphs",
-    "enable_cuda_graph": "renamed; use cuda_graph_impl: local for true, none for false",
-    "paused_buffer_size_gb": "not read, paused requests share the one buffer; use buffer_size_gb",
-    "unified_memory_level": "not read, the buffer is always device memory; use buffer_size_gb",
-}
 
 
 @dataclass(frozen=True)
@@ -37,20 +27,31 @@ class Follows:
 
 def _only_local_graphs(value: Any) -> Any:
     if value in ("transformer_engine", "full_iteration"):
-        raise PydanticCustomError("recipe", f"{value!r} is a training graph and is not supported; use local or none")
+        raise PydanticCustomError(
+            "unsupported", f"{value!r} is a training graph and is not supported; use local or none"
+        )
+    return value
+
+
+def _no_automatic_graphs(value: Any) -> Any:
+    if value == -1:
+        text = "-1, sizes that megatron-core chooses, is not supported; write the most sizes that get a graph"
+        raise PydanticCustomError("unsupported", text)
     return value
 
 
 def _no_speculation(value: int) -> int:
     if value != 0:
         text = f"{value} is not supported, the reference models have no multi-token prediction heads; expected 0"
-        raise PydanticCustomError("recipe", text)
+        raise PydanticCustomError("unsupported", text)
     return value
 
 
 def _no_server(value: bool) -> bool:
     if value:
-        raise PydanticCustomError("recipe", "true is not supported, this backend serves no HTTP yet; expected false")
+        raise PydanticCustomError(
+            "unsupported", "true is not supported, this backend serves no HTTP yet; expected false"
+        )
     return value
 
 
@@ -65,7 +66,7 @@ def _none_if_off(value: int | None) -> int | None:
 
 
 def _section_if_null(value: Any) -> Any:
-    """NeMo RL recipes for synchronous training write `async_grpo: null`."""
+    """NeMo RL's recipes may write `null` for a section that they do not use, such as `async_grpo`."""
     return {} if value is None else value
 
 
@@ -78,6 +79,9 @@ TopK = Annotated[int | None, Field(ge=-1), AfterValidator(_none_if_off)]
 class _Section(BaseModel):
     # Other keys of a section belong to trainers and other backends; the loader looks for misspelt ones among them.
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore", allow_inf_nan=False)
+
+    keys_of_others: ClassVar[frozenset[str]] = frozenset()
+    """Keys of other readers that nearly spell one of this section and are no misspelling of it."""
 
 
 class MCoreGenerationConfig(_Section):
@@ -97,9 +101,8 @@ class MCoreGenerationConfig(_Section):
     max_model_len: Annotated[int, Follows("${policy.max_total_sequence_length}")] = Field(
         gt=0, description="Most tokens of one sequence, prompt and response together."
     )
-    num_cuda_graphs: int | None = Field(
+    num_cuda_graphs: Annotated[Annotated[int, Field(ge=0)] | None, BeforeValidator(_no_automatic_graphs)] = Field(
         4,
-        ge=0,
         description="Most batch sizes that get a CUDA graph of their own; null and 0 capture none.",
     )
     use_cuda_graphs_for_non_decode_steps: bool = Field(
@@ -185,6 +188,22 @@ class GenerationConfig(_Section):
     mcore_generation_config: MCoreGenerationConfig = Field(description="The engine's own settings.")
 
 
+class MegatronParallelism(_Section):
+    """How NeMo RL cuts the model into ranks. `genref plan` divides by these; the engine here runs on one rank."""
+
+    # NeMo RL heeds `_override_` in top-level sections alone, and its recipes write it here without effect.
+    keys_of_others = frozenset({"_override_", "expert_model_parallel_size", "expert_tensor_parallel_size"})
+
+    tensor_model_parallel_size: int = Field(
+        1, gt=0, description="Ranks that share each layer, read by genref plan; the engine here refuses more than 1."
+    )
+    pipeline_model_parallel_size: int = Field(
+        1,
+        gt=0,
+        description="Ranks that the layers are dealt out to, read by genref plan; the engine here refuses more than 1.",
+    )
+
+
 class PolicyConfig(_Section):
     """The model that is trained and generates, and the section that says how it generates."""
 
@@ -199,6 +218,9 @@ class PolicyConfig(_Section):
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="Where the model runs; auto takes CUDA where there is one; not a NeMo RL key."
+    )
+    megatron_cfg: Annotated[MegatronParallelism, BeforeValidator(_section_if_null)] = Field(
+        description="How many ranks the model is cut into."
     )
     generation: GenerationConfig = Field(description="How this policy generates.")
 

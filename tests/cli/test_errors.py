@@ -30,11 +30,11 @@ WRONG = {
     "a missing recipe": ((*TINY, "--prompt", "a", "--config", "nowhere.yaml"), "nowhere.yaml: no such file"),
     "unreadable YAML": (
         (*TINY, "--prompt", "a", "--config", "broken.yaml"),
-        re.compile(r"broken\.yaml: line 2, column 16: not valid YAML: .*"),
+        re.compile(r"broken\.yaml:2:16: not valid YAML: .*"),
     ),
     "an unknown engine key in a recipe": (
         (*TINY, "--prompt", "a", "--config", "misspelt.yaml"),
-        f"misspelt.yaml: {MCORE}.max_token: unknown key; did you mean max_tokens?",
+        f"misspelt.yaml:4: {MCORE}.max_token: unknown key; did you mean max_tokens?",
     ),
     "an unknown engine key on the command line": (
         (*TINY, "--prompt", "a", f"+{MCORE}.buffer_size_gib=1"),

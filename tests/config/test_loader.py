@@ -2,12 +2,15 @@
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from reference_impl.config.errors import ConfigError, nearest
-from reference_impl.config.loader import load_recipe
+from reference_impl.config.loader import check_text, load_recipe
 
 GENERATION = "policy.generation"
 MCORE = "policy.generation.mcore_generation_config"
@@ -93,7 +96,9 @@ def test_parents_in_a_circle(write):
     path = write("a.yaml", "defaults: b.yaml")
     write("b.yaml", "defaults: c.yaml")
     write("c.yaml", "defaults: a.yaml")
-    assert fault(path) == "a.yaml: defaults: these files inherit from each other: a.yaml -> b.yaml -> c.yaml -> a.yaml"
+    assert (
+        fault(path) == "c.yaml:1: defaults: these files inherit from each other: a.yaml -> b.yaml -> c.yaml -> a.yaml"
+    )
 
 
 def test_section_that_replaces_instead_of_merging(write):
@@ -149,7 +154,7 @@ def test_override_values_are_yaml():
         ),
         (
             f"{GENERATION}.stop_strings=[a",
-            "line 1, column 3: not valid YAML: expected ',' or ']', but got '<stream end>'",
+            "not valid YAML: did not find expected ',' or ']'",
         ),
     ],
 )
@@ -185,7 +190,7 @@ def test_unresolved_interpolation(write):
     """An expression that names no key is an error with the key, the expression and the nearest key."""
     path = write("r.yaml", "policy: {generation: {max_new_tokens: '${policy.max_total_seq_length}'}}")
     assert fault(path) == (
-        f"r.yaml: {GENERATION}.max_new_tokens: cannot resolve ${{policy.max_total_seq_length}}: there is no key "
+        f"r.yaml:1: {GENERATION}.max_new_tokens: cannot resolve ${{policy.max_total_seq_length}}: there is no key "
         "policy.max_total_seq_length; did you mean ${policy.max_total_sequence_length}?"
     )
 
@@ -195,7 +200,7 @@ def test_unknown_resolver_is_reported_once(write):
     path = write("r.yaml", "policy: {generation: {temperature: '${half:1}'}}")
     assert (
         fault(path)
-        == f"r.yaml: {GENERATION}.temperature: cannot resolve ${{half:1}} (Unsupported interpolation type half)"
+        == f"r.yaml:1: {GENERATION}.temperature: cannot resolve ${{half:1}} (Unsupported interpolation type half)"
     )
 
 
@@ -203,7 +208,7 @@ def test_interpolation_in_a_circle(write):
     """Keys that follow each other are an error and no endless loop."""
     path = write("r.yaml", "policy: {generation: {temperature: '${.top_p}', top_p: '${.temperature}'}}")
     first = fault(path).splitlines()[0]
-    assert first == f"r.yaml: {GENERATION}.temperature: cannot resolve ${{.top_p}} (Recursive interpolation detected)"
+    assert first == f"r.yaml:1: {GENERATION}.temperature: cannot resolve ${{.top_p}} (Recursive interpolation detected)"
 
 
 def test_sections_of_others_are_not_resolved(write):
@@ -220,27 +225,161 @@ def test_sections_of_others_are_not_resolved(write):
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("policy:\n  model_name: a: b\n", "line 2, column 16: not valid YAML: mapping values are not allowed here"),
-        ("policy:\n  x: 1\n  y: 1\n  x: 2\n", "line 4, column 3: not valid YAML: key 'x' twice"),
-        ("policy: 1\n---\npolicy: 2\n", "line 2, column 1: not valid YAML: but found another document"),
-        ("a: !!python/name:os.system\n", None),
-        ("a: 1\nb: \x07\n", "line 2, column 4: a control character"),
-        (b"a: 1\nb: \xff\n", "line 2, column 4: not UTF-8 text"),
-        ("- a\n- b\n", "the top level is a list; expected a mapping of keys to values"),
-        ("just text\n", "the top level is a str; expected a mapping of keys to values"),
-        ("defaults: 3\n", "defaults: 3 is not a path or a list of paths"),
-        ("a: &a {b: *a}\n", "an anchor that contains itself"),
-        ("a: '${b'\n", "a: no viable alternative at input '${b'"),
+        ("policy:\n  model_name: a: b\n", "2:16: not valid YAML: mapping values are not allowed in this context"),
+        ("policy:\n  x: 1\n  y: 1\n  x: 2\n", "4:3: key 'x' twice; the first is on line 2"),
+        ("policy: {x: 1,\n  x: 2}\n", "2:3: key 'x' twice; the first is on line 1"),
+        ("policy: 1\n---\npolicy: 2\n", "2:1: not valid YAML: a second document begins here"),
+        (
+            "a: !!python/name:os.system\n",
+            "1:4: not valid YAML: the tag 'tag:yaml.org,2002:python/name:os.system' has no meaning here",
+        ),
+        ("a: !!int x\n", "1:4: not valid YAML: 'x' is not a value"),
+        ("? [a]\n: 1\n", "1:5: a key has to be plain text, not a list or a mapping"),
+        ("policy:\n\tmodel_name: tiny\n", "2:1: not valid YAML: a tab in the margin; indent with spaces"),
+        ("a: 1\nb: \x07\n", "2:4: a control character"),
+        (b"a: 1\nb: \xff\n", "2:4: not UTF-8 text"),
+        ("- a\n- b\n", "1: the top level is a list; expected a mapping of keys to values"),
+        ("just text\n", "1: the top level is a str; expected a mapping of keys to values"),
+        ("a: 1\ndefaults: 3\n", "2: defaults: 3 is not a path or a list of paths"),
+        ("a: &a\n  b: *a\n", "2:6: the anchor &a contains itself"),
+        ("a: *b\n", "1:4: not valid YAML: no anchor &b before this alias"),
+        ("<<: 3\n", "1:1: not valid YAML: << takes a mapping or a list of mappings"),
+        ("x: 1\na: '${b'\n", "2: a: no viable alternative at input '${b'"),
     ],
 )
 def test_unreadable_recipe(write, text, expected):
     """A file that is no recipe is refused with its path and, where there is one, the line and column, counted from 1."""
-    message = fault(write("r.yaml", text))
-    assert (
-        message.startswith("r.yaml: line 1, column 4: not valid YAML")
-        if expected is None
-        else message == f"r.yaml: {expected}"
+    assert fault(write("r.yaml", text)) == f"r.yaml:{expected}"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[" * 10_000_000, "1:1001: not valid YAML: exceeded maximum nesting depth"),
+        ("{a: " * 2_500_000, "1:257: nested too deeply to be a recipe"),
+        ("- " * 5_000_000, "1:129: nested too deeply to be a recipe"),
+        ("a: 1\n" + "b: [x]\n" * 3 + "c: [" + "x, " * 3_000_000, None),
+    ],
+    ids=["lists", "mappings", "items on a line", "a long list"],
+)
+def test_ten_megabytes_are_refused_at_once(write, text, expected):
+    """Nesting ends after 64 levels, at column 64 w + 1 for w characters a level, a long list after 20 000 values.
+
+    Brackets alone are refused by libyaml's scanner, which looks 1000 of them ahead.
+    """
+    path = write("r.yaml", text)
+    start = time.perf_counter()
+    message = fault(path)
+    assert time.perf_counter() - start < 1
+    assert message == f"r.yaml:{expected}" if expected else "more than 20000 values" in message
+
+
+def test_aliases_that_multiply(write):
+    """Nine levels of ten aliases each would be a thousand million values; the file is refused and not expanded."""
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 10)]
+    # Line n + 1 adds about 10^(n + 1) values: line 5 is the first to pass 20 000.
+    assert fault(write("r.yaml", "\n".join(lines))).startswith("r.yaml:5:")
+
+
+def test_aliases_that_deepen(write):
+    """An alias counts with its own depth: 40 levels within 40 are refused as 80 would be."""
+    deep = "[" * 40 + "*a" + "]" * 40
+    text = f"a: &a {deep.replace('*a', 'x')}\nb: {deep}\n"
+    assert fault(write("r.yaml", text)) == "r.yaml:2:44: nested too deeply to be a recipe, aliases followed"
+
+
+def test_merge_keys(write):
+    """`<<` brings in what the mapping does not write itself, the first of several wins, and lines are those of the anchor."""
+    path = write(
+        "r.yaml",
+        "x: &x {temperature: 0.1, seed: 1}\n"
+        "y: &y\n  seed: 2\n  top_p: 7\n"
+        "policy:\n  generation:\n    <<: [*x, *y]\n    temperature: 0.5\n",
     )
+    assert (
+        fault(path) == f"r.yaml:4: {GENERATION}.top_p: 7 is too large; expected at most 1; write 1.0 to keep all tokens"
+    )
+    generation = load_recipe(path, [f"{GENERATION}.top_p=1.0"]).policy.generation
+    assert (generation.temperature, generation.seed) == (0.5, 1)
+
+
+def test_all_faults_of_the_parents(write):
+    """Each parent that cannot be read is named, with the line that asks for it."""
+    write("bad.yaml", "a: [\n")
+    path = write("r.yaml", "defaults:\n- no.yaml\n- bad.yaml\n- ../gone/x.yaml\n")
+    assert fault(path) == (
+        "r.yaml:2: defaults: no.yaml: no such file\n"
+        "bad.yaml:2:1: not valid YAML: did not find expected node content\n"
+        "r.yaml:4: defaults: ../gone/x.yaml: no such file"
+    )
+
+
+def test_a_parent_outside_the_folder(write):
+    """`defaults:` may leave the folder; an error in such a parent is named by the path that leads there."""
+    write("shared/base.yaml", "policy:\n  device: gpu\n")
+    path = write("team/r.yaml", "defaults: ../shared/base.yaml\n")
+    assert fault(path).startswith("shared/base.yaml:2: policy.device: 'gpu' is not one of")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("generation: 5", "5 is not a mapping"),
+        ("generation: [5]", "[5] is not a mapping"),
+        ("generation: null", "null is not a mapping; leave the key out for its default"),
+    ],
+)
+def test_a_section_replaced_by_something_else(write, text, expected):
+    """The line names both places: where the value is written and where the section is that it would replace."""
+    write("base.yaml", "policy:\n  model_name: tiny\n  generation:\n    seed: 1\n")
+    path = write("r.yaml", f"defaults: base.yaml\npolicy:\n  {text}\n")
+    assert fault(path) == f"r.yaml:3: {GENERATION}: {expected}; it would replace the section at base.yaml:3"
+
+
+def test_an_override_replaces_a_section(write):
+    """The same for an override, whose own place is the command line."""
+    path = write("r.yaml", "policy:\n  generation:\n    seed: 1\n")
+    assert fault(path, f"{GENERATION}=5") == (
+        f"command line: {GENERATION}: 5 is not a mapping; it would replace the section at r.yaml:2"
+    )
+
+
+def test_a_list_on_a_section_of_others(write):
+    """OmegaConf cannot merge a list with a mapping wherever it stands, and neither do we."""
+    write("base.yaml", "data:\n  train: {name: x}\n")
+    path = write("r.yaml", "defaults: base.yaml\ndata:\n  train: [1]\n")
+    assert fault(path) == "r.yaml:3: data.train: [1] is not a mapping; it would replace the section at base.yaml:2"
+
+
+def test_a_section_that_refers_to_another(write):
+    """A section may be another one by reference, and a child may add keys to it, as with OmegaConf."""
+    write(
+        "base.yaml",
+        "engine: {max_tokens: 32, max_requests: 4}\npolicy: {generation: {mcore_generation_config: '${engine}'}}",
+    )
+    path = write("r.yaml", "defaults: base.yaml\npolicy: {generation: {mcore_generation_config: {max_requests: 8}}}")
+    engine = load_recipe(path).policy.generation.mcore_generation_config
+    assert (engine.max_tokens, engine.max_requests) == (32, 8)
+
+
+def test_values_yet_to_be_given(write):
+    """`???` asks for an override, does not hide what a parent gave, and is an error while nobody gives a value."""
+    write("base.yaml", "policy: {model_name: tiny}")
+    path = write("r.yaml", "defaults: base.yaml\npolicy:\n  model_name: ???\n  device: ???\n")
+    assert fault(path) == "r.yaml:4: policy.device: ??? has yet to be given; expected a value"
+    assert load_recipe(path, ["policy.device=cpu"]).policy.model_name == "tiny"
+
+
+def test_text_is_checked_as_if_it_lay_in_a_folder(write):
+    """`check_text` finds parents in the folder and counts lines in the text."""
+    write("recipes/base.yaml", "policy:\n  device: gpu\n")
+    with pytest.raises(ConfigError) as caught:
+        check_text("defaults: base.yaml\npolicy:\n  model_name: 3\n", "this fence", Path("recipes"))
+    assert str(caught.value).splitlines() == [
+        "this fence:3: policy.model_name: 3 is not a string; write '3' in quotes",
+        "recipes/base.yaml:2: policy.device: 'gpu' is not one of auto, cpu, cuda; did you mean cpu?",
+    ]
 
 
 def test_missing_recipe(write):
@@ -252,12 +391,29 @@ def test_missing_recipe(write):
 def test_missing_parent(write):
     """A parent that does not exist is named with the file that asks for it."""
     path = write("runs/r.yaml", "defaults: ../base.yaml")
-    assert fault(path) == "runs/r.yaml: defaults: base.yaml: no such file"
+    assert fault(path) == "runs/r.yaml:1: defaults: base.yaml: no such file"
 
 
 def test_dates_stay_text(write):
     """A run name that looks like a date is text, as it would be for NeMo RL."""
     assert load_recipe(write("r.yaml", "policy: {model_name: 2026-01-31}")).policy.model_name == "2026-01-31"
+
+
+PIECES = ["a", "b: ", "- ", "[", "]", "{", "}", ",", ": ", "\n", "  ", "\t", "&x ", "*x", "<<: ", "? ", "| ", '"', "'", "#", "${", "}",
+          "!!int ", "---\n", "policy: ", "defaults: ", "???", "null", "1e5", "%"]  # fmt: skip
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=30).map("".join) | st.binary(max_size=40))
+def test_any_text_gives_a_recipe_or_a_config_error(tmp_path_factory, text):
+    """Whatever a file holds, reading it ends in a recipe or in a ConfigError that names the file."""
+    path = tmp_path_factory.mktemp("any") / "r.yaml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    message = str(path)
+    try:
+        load_recipe(path)
+    except ConfigError as error:
+        message = str(error)
+    assert all(line.startswith(str(path.parent)) for line in message.splitlines())
 
 
 # Messages and what was explicit
@@ -270,10 +426,10 @@ def test_a_problem_is_blamed_on_the_file_that_wrote_it(write):
         "r.yaml", "defaults: base.yaml\npolicy: {generation: {top_k: y, mcore_generation_config: {max_token: 64}}}"
     )
     assert fault(path, "policy.device=gpu") == (
-        f"r.yaml: {MCORE}.max_token: unknown key; did you mean max_tokens?\n"
+        f"r.yaml:2: {MCORE}.max_token: unknown key; did you mean max_tokens?\n"
         "command line: policy.device: 'gpu' is not one of auto, cpu, cuda; did you mean cpu?\n"
-        f"r.yaml: {GENERATION}.top_k: 'y' is not an integer; write null to keep all tokens\n"
-        f"base.yaml: {GENERATION}.seed: 'x' is not an integer"
+        f"r.yaml:2: {GENERATION}.top_k: 'y' is not an integer; write null to keep all tokens\n"
+        f"base.yaml:1: {GENERATION}.seed: 'x' is not an integer"
     )
 
 

@@ -10,8 +10,10 @@ from pydantic import BaseModel, ValidationError
 
 from reference_impl.config.checking import section_model
 from reference_impl.config.errors import ConfigError
-from reference_impl.config.loader import defaults_tree, load_recipe, resolved_yaml
-from reference_impl.config.schema import MCORE_KEY, RECOMPUTE_KEY, REMOVED_KEYS, Recipe
+from reference_impl.config.examining import defaults_tree
+from reference_impl.config.loader import load_recipe, resolved_yaml
+from reference_impl.config.removed import REMOVED_KEYS
+from reference_impl.config.schema import MCORE_KEY, RECOMPUTE_KEY, Recipe
 from reference_impl.config.trees import keys, nested
 
 RECIPES = Path(__file__).parents[2] / "examples" / "recipes"
@@ -37,6 +39,8 @@ def test_documented_defaults():
     policy = load_recipe(None).policy
     generation, engine = policy.generation, policy.generation.mcore_generation_config
     assert (policy.model_name, policy.precision, policy.device) == ("smollm2", "auto", "auto")
+    ranks = policy.megatron_cfg
+    assert (ranks.tensor_model_parallel_size, ranks.pipeline_model_parallel_size) == (1, 1)
     assert (policy.max_total_sequence_length, generation.max_new_tokens, engine.max_model_len) == (512, 512, 512)
     assert (generation.backend, generation.mode, generation.seed) == ("megatron", "direct", 1234)
     assert (generation.temperature, generation.top_p, generation.top_k) == (1.0, 1.0, None)
@@ -137,6 +141,9 @@ WRONG_ENGINE_VALUES = {
     "logging_step_interval=-1": "-1 is too small; expected at least 0",
     "max_requests=0": "0 is too small; expected more than 0",
     "max_tokens=null": "null is not an integer; leave the key out for its default",
+    "num_cuda_graphs=-1": "-1, sizes that megatron-core chooses, is not supported; write the most sizes that get a graph",
+    "num_cuda_graphs=-2": "-2 is too small; expected at least 0",
+    "num_cuda_graphs=true": "true is not an integer",
     "num_speculative_tokens=2": (
         "2 is not supported, the reference models have no multi-token prediction heads; expected 0"
     ),
@@ -179,6 +186,10 @@ def test_wrong_generation_value(override, expected):
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
+        (
+            "policy.megatron_cfg.tensor_model_parallel_size=0",
+            "policy.megatron_cfg.tensor_model_parallel_size: 0 is too small; expected more than 0",
+        ),
         ("policy.model_name=3", "policy.model_name: 3 is not a string; write '3' in quotes"),
         (
             "policy.precision=float16",
@@ -210,7 +221,7 @@ def test_items_of_lists_are_named():
 @pytest.mark.parametrize("key", sorted(REMOVED_KEYS))
 def test_removed_keys_say_what_to_write(key):
     """A key that a release removed is named with what to write now, set with and without a plus sign."""
-    assert fault(f"{MCORE_KEY}.{key}=1") == f"{MCORE_KEY}.{key}: {REMOVED_KEYS[key]}"
+    assert fault(f"{MCORE_KEY}.{key}=1") == f"{MCORE_KEY}.{key}: {REMOVED_KEYS[key].advice} ({REMOVED_KEYS[key].since})"
     assert fault(f"+{MCORE_KEY}.{key}=1") == f"{MCORE_KEY}.{key}: {REMOVED_KEYS[key]}"
 
 
@@ -281,6 +292,12 @@ def test_keys_of_other_readers_are_ignored(key):
     assert load_recipe(None, [f"+{key}={{a: 1}}"]).model_dump() == load_recipe(None).model_dump()
 
 
+@pytest.mark.parametrize("name", ["expert_model_parallel_size", "expert_tensor_parallel_size", "context_parallel_size"])
+def test_other_kinds_of_parallelism_are_no_misspelling(name):
+    """Keys of `megatron_cfg` that look like the two that are read belong to the trainer."""
+    assert load_recipe(None, [f"+policy.megatron_cfg.{name}=2"]).model_dump() == load_recipe(None).model_dump()
+
+
 def test_recompute_by_its_nemo_name():
     """The training side's flag selects the recompute mode, beside an explicit persist or recompute as well."""
     for mode in (
@@ -341,7 +358,7 @@ def test_any_value_gives_a_recipe_or_a_config_error(tmp_path_factory, key, value
 @pytest.mark.parametrize("recipe", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.stem)
 def test_resolved_yaml_loads_to_an_equal_recipe(recipe, tmp_path):
     """What `resolved_yaml` writes is a recipe that stands alone and means the same."""
-    once = load_recipe(recipe, [f"{RECOMPUTE_KEY}=true"])
+    once = load_recipe(recipe)
     (tmp_path / "resolved.yaml").write_text(resolved_yaml(once))
     assert load_recipe(tmp_path / "resolved.yaml").model_dump() == once.model_dump()
 

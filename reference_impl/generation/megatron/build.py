@@ -38,7 +38,10 @@ class TokenIds:
 
 
 def choose_device(policy: PolicyConfig) -> torch.device:
-    """The device that `policy.device` asks for, with the platform for it switched on."""
+    """The device that `policy.device` asks for, with the platform for it switched on. A recipe for many ranks is refused."""
+    for key, ranks in policy.megatron_cfg.model_dump().items():
+        if ranks > 1:
+            raise ConfigError(f"policy.megatron_cfg.{key}: {ranks}, but this backend runs on one rank; write 1")
     wanted = policy.device
     if wanted == "cuda" and cpu.needed():
         raise ConfigError("policy.device: cuda, but PyTorch finds no CUDA device; write auto or cpu")

@@ -12,6 +12,7 @@ from support.batches import recipe
 from support.table_model import Digits
 
 from reference_impl.config.errors import ConfigError
+from reference_impl.config.loader import load_recipe
 from reference_impl.generation.megatron import build
 from reference_impl.generation.megatron.completions import read_completion
 from reference_impl.generation.megatron.requests import Limits, sampling_params, tokens_to_generate, why_refused
@@ -190,6 +191,15 @@ class TestBuild:
             pytest.skip("a CUDA device is here")
         policy = recipe().policy.model_copy(update={"device": "cuda"})
         with pytest.raises(ConfigError, match="policy.device: cuda, but PyTorch finds no CUDA device"):
+            build.choose_device(policy)
+
+    @pytest.mark.parametrize("key", ["tensor_model_parallel_size", "pipeline_model_parallel_size"])
+    def test_a_recipe_for_several_ranks(self, key):
+        """Refused by key before anything is built: the figures of `genref plan` would not be those of this process."""
+        policy = load_recipe(None, [f"policy.megatron_cfg.{key}=2"]).policy
+        with pytest.raises(
+            ConfigError, match=f"policy.megatron_cfg.{key}: 2, but this backend runs on one rank; write 1"
+        ):
             build.choose_device(policy)
 
 
