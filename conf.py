@@ -23,12 +23,17 @@ extensions = [
     "autodoc2",
     "sphinx.ext.graphviz",
     "sphinx_copybutton",
+    "reference_impl.doctesting.sphinx_roles",
     # Ours, in docs/_ext.
     "api_renderer",
+    "bound_values",
+    "command_tables",
     "external_names",
+    "key_tables",
     "mathml",
     "metric_tables",
     "own_source_only",
+    "upstream_tables",
 ]
 # Paths here are relative to docs/; those in html_static_path and the like are relative to this file.
 exclude_patterns = ["_build", "_ext", "_static"]

@@ -1,61 +1,34 @@
 """Make the tables of metrics from their registries, so that the page says what the code computes.
 
-`{metrics-table}` shows every metric of a training step; each can be linked to as `metric-<name>`. `{alias-table}`
-takes the name of a system and shows its metrics beside ours.
+`{metrics-table}` shows every metric of a training step, and `{alias-table}` the metrics of the system that it names beside
+ours. Each can be linked to as `metric-<name>`.
 """
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
+from doc_tables import TableDirective, not_once
 from docutils import nodes
-from sphinx import addnodes
 from sphinx.application import Sphinx
-from sphinx.util.docutils import SphinxDirective
+from sphinx.environment import BuildEnvironment
+from sphinx.util import logging
 
 from reference_impl.staleness import aliases, metrics
 
-_NAME = re.compile(r"\b[a-z]+(?:_[a-z]+)+\b")
+LOG = logging.getLogger(__name__)
 
 
-class _Table(SphinxDirective):
-    """A table with the class `metrics`, which a narrow screen shows row by row (see `_static/site.css`)."""
-
-    def table(self, titles: list[str], rows: list[list[list[nodes.Node]]]) -> nodes.table:
-        """Lay out cells, each a list of paragraphs."""
-        group = nodes.tgroup(cols=len(titles))
-        group += [nodes.colspec(colwidth=1) for _ in titles]
-        head = [[nodes.paragraph("", title)] for title in titles]
-        group += nodes.thead("", _row(head))
-        group += nodes.tbody("", *map(_row, rows))
-        table = nodes.table("", group, classes=["metrics"])
-        self.set_source_info(table)
-        return table
+class _Table(TableDirective):
+    """A table in whose texts the names of metrics are links."""
 
     def text(self, words: str) -> nodes.paragraph:
         """A paragraph in which our metrics are links, and other names code."""
-        paragraph, at = nodes.paragraph(), 0
-        for match in _NAME.finditer(words):
-            paragraph += nodes.Text(words[at : match.start()])
-            paragraph += self._named(match[0])
-            at = match.end()
-        paragraph += nodes.Text(words[at:])
-        return paragraph
+        return self.linked(words, lambda name: f"metric-{name}" if name in metrics.METRICS else None)
 
-    def _named(self, name: str) -> nodes.Node:
-        shown = nodes.literal("", name)
-        if name not in metrics.METRICS:
-            return shown
-        return addnodes.pending_xref(
-            "",
-            shown,
-            refdomain="std",
-            reftype="ref",
-            reftarget=f"metric-{name}",
-            refexplicit=True,
-            refwarn=True,
-            refdoc=self.env.docname,
-        )
+    def named(self, name: str) -> nodes.paragraph:
+        """The name of a metric, at which links to it arrive."""
+        self.note_shown("metric", name)
+        return self.anchored(f"metric-{name}", name)
 
 
 class MetricsTable(_Table):
@@ -65,21 +38,14 @@ class MetricsTable(_Table):
         self.env.note_dependency(metrics.__file__)
         rows = [
             [
-                [self._target(metric.name), self.text(metric.unit)],
+                [self.named(metric.name), self.text(metric.unit)],
                 [self.text(metric.formula)],
                 [self.text(metric.population)],
                 [self.text(metric.source)],
             ]
             for metric in metrics.METRICS.values()
         ]
-        return [self.table(["Metric, unit", "Formula", "Taken over", "Defined by"], rows)]
-
-    def _target(self, name: str) -> nodes.paragraph:
-        """The name, as a target that links to itself."""
-        key = f"metric-{name}"
-        target = nodes.target("", "", ids=[key], names=[key])
-        self.state.document.note_explicit_target(target)
-        return nodes.paragraph("", "", target, nodes.reference("", "", nodes.literal("", name), refid=key))
+        return [self.table(["Metric, unit", "Formula", "Taken over", "Defined by"], rows, "metrics")]
 
 
 class AliasTable(_Table):
@@ -96,14 +62,14 @@ class AliasTable(_Table):
             raise self.error(str(error)) from None
         rows = [
             [
-                [nodes.paragraph("", "", nodes.literal("", alias.name)), self.text(alias.unit)],
+                [self.named(alias.name), self.text(alias.unit)],
                 [self.text(alias.formula)],
                 [self.text(alias.population)],
                 [self.text(alias.difference), nodes.paragraph("", "", *_source(alias.source))],
             ]
             for alias in found
         ]
-        return [self.table(["Metric, unit", "Formula", "Taken over", "Beside ours, and source"], rows)]
+        return [self.table(["Metric, unit", "Formula", "Taken over", "Beside ours, and source"], rows, "metrics")]
 
 
 def _source(source: str) -> Iterator[nodes.Node]:
@@ -115,12 +81,28 @@ def _source(source: str) -> Iterator[nodes.Node]:
     yield nodes.literal("", path) if "/" in path else nodes.Text(path)
 
 
-def _row(cells: list[list[nodes.Node]]) -> nodes.row:
-    return nodes.row("", *(nodes.entry("", *paragraphs) for paragraphs in cells))
+def every_metric_is_documented(app: Sphinx, env: BuildEnvironment) -> None:
+    """Warn of metrics that are in no table, or in two, and of those that lack a word."""
+    problems = [
+        *not_once(env, "metric", "metrics-table", metrics.METRICS),
+        *not_once(env, "metric", "alias-table", (alias.name for alias in aliases.ALIASES)),
+        *wordless(*metrics.METRICS.values(), *aliases.ALIASES),
+    ]
+    for problem in problems:
+        LOG.warning(problem, type="bound", subtype="metrics-table")
+
+
+def wordless(*described: metrics.Metric | aliases.Alias) -> Iterator[str]:
+    """One line for each text of a metric that is empty."""
+    for metric in described:
+        texts = {name: value for name, value in vars(metric).items() if isinstance(value, str)}
+        yield from (f"metric {metric.name} has no {name}" for name, value in texts.items() if not value.strip())
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Offer the two directives."""
+    """Offer the two directives, and check the pages together once all are read."""
+    app.connect("env-check-consistency", every_metric_is_documented)
+    app.setup_extension("anchors")
     app.add_directive("metrics-table", MetricsTable)
     app.add_directive("alias-table", AliasTable)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

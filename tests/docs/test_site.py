@@ -15,14 +15,19 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import docutils_namespace
 
+from reference_impl.doctesting.case import Case, Checks
 from reference_impl.doctesting.evaluators import EVALUATORS
-from reference_impl.doctesting.fences import Fence, fences
+from reference_impl.doctesting.oracle import Shown, listings
+from reference_impl.doctesting.pages import page_examples
+from reference_impl.doctesting.report import block_of, compare
+from reference_impl.doctesting.sybil_parser import is_ours
 
 # autodoc2 0.5.0 and MyST 5.2 still ask Sphinx for its application in a way that Sphinx 11 will refuse.
 pytestmark = pytest.mark.filterwarnings("ignore::sphinx.deprecation.RemovedInSphinx11Warning")
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+CHECKS = Checks(root=ROOT, pages=DOCS, beside=[ROOT / "README.md", ROOT / "reference_impl"])
 
 
 @dataclass(frozen=True)
@@ -43,34 +48,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
     return Site(app, folder / "html", said.getvalue())
 
 
-def shown_listings(site: Site) -> Iterator[tuple[Path, nodes.literal_block]]:
-    """Yield what readers see as listings, from Sphinx's document trees alone: our lexer has no say in it.
-
-    The parts that come from docstrings are left out: they name the Python file as their source.
-    """
-    for page in sorted(site.app.env.found_docs):
-        path = Path(site.app.env.doc2path(page))
-        for block in site.app.env.get_doctree(page).findall(nodes.literal_block):
-            if Path(block.source or "").suffix != ".py" and not _in_api(block):
-                yield path, block
-
-
-def _in_api(node: nodes.Node) -> bool:
-    """Tell whether a node lies in the description of a Python object."""
-    return any(parent.tagname == "desc" for parent in _parents(node))
-
-
-def _parents(node: nodes.Node) -> Iterator[nodes.Element]:
-    while node.parent is not None:
-        node = node.parent
-        yield node
-
-
-def claims(fence: Fence, block: nodes.literal_block) -> bool:
-    """Tell whether a fence that has an evaluator is this listing: the same place and the same text."""
-    same_place = fence.line <= (block.line or 0) <= fence.last_line
-    same_text = fence.kind == "{literalinclude}" or fence.source.rstrip("\n") == block.astext().rstrip("\n")
-    return fence.kind in EVALUATORS and same_place and same_text
+def cases() -> Iterator[Case]:
+    """Yield every example of the pages and of the docstrings that has an evaluator."""
+    for path in sorted([*DOCS.rglob("*.md"), *(ROOT / "reference_impl").rglob("*.py")]):
+        if is_ours(path, CHECKS):
+            found = page_examples(path, path.read_text("utf-8"), CHECKS)
+            yield from (case for case in found if case.fence.kind in EVALUATORS)
 
 
 def test_sphinx_has_nothing_to_warn_about(site: Site) -> None:
@@ -80,16 +63,18 @@ def test_sphinx_has_nothing_to_warn_about(site: Site) -> None:
 
 
 def test_every_listing_that_a_reader_sees_is_checked(site: Site) -> None:
-    """What Sphinx shows and what the evaluators claim are found by different code, and agree."""
-    found = {path: list(fences(path.read_text("utf-8"))) for path in DOCS.rglob("*.md")}
-    listings = list(shown_listings(site))
-    assert listings, "the pages show no code at all: the oracle must be looking in the wrong place"
-    unclaimed = [
-        f"{block.source}:{block.line}: {block.astext()[:60]!r}"
-        for path, block in listings
-        if Path(block.source or "") != path or not any(claims(fence, block) for fence in found[path])
-    ]
-    assert not unclaimed, "shown but never run:\n" + "\n".join(unclaimed)
+    """What Sphinx shows and what the evaluators claim are found by different code, and agree, both ways."""
+    pages = {Path(site.app.env.doc2path(name)): site.app.env.get_doctree(name) for name in site.app.env.found_docs}
+    shown = Shown(
+        listings=tuple(listing for page, tree in pages.items() for listing in listings(tree, page)),
+        pages=frozenset(pages),
+        warnings="",
+    )
+    assert shown.listings, "the pages show no code at all: the oracle must be looking in the wrong place"
+    blocks = [block for case in cases() if (block := block_of(case))]
+    report = compare(shown, blocks, selected=[ROOT], seconds={}, skipped=0, root=ROOT)
+    assert not report.problems, "\n".join(report.problems)
+    assert report.last_line() == f"docs: {len(blocks)} blocks shown, {len(blocks)} executed, 0 skipped"
 
 
 def test_no_listing_hides_in_raw_html(site: Site) -> None:
@@ -123,11 +108,15 @@ def test_reading_the_site_loads_nothing_from_a_network(site: Site) -> None:
         assert not re.search(r"(?:url\(|@import)\s*['\"]?(?:https?:)?//", style.read_text("utf-8")), style
 
 
-def test_pytest_collects_every_fence_of_every_page() -> None:
-    """However deep a page lies, each of its fences is a test."""
-    paths = [*DOCS.rglob("*.md"), *ROOT.glob("README.md")]
-    found = {path: list(fences(path.read_text("utf-8"))) for path in paths if "_build" not in path.parts}
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *map(str, found)]
+def test_pytest_collects_every_example() -> None:
+    """However deep a page lies, its prose and each of its fences is a test, and so is each fence of a docstring."""
+    paths = [*DOCS.rglob("*.md"), ROOT / "README.md", *(ROOT / "reference_impl").rglob("*.py")]
+    ours = [path for path in paths if is_ours(path, CHECKS)]
+    expected = {
+        str(path.relative_to(ROOT)): len(list(page_examples(path, path.read_text("utf-8"), CHECKS))) for path in ours
+    }
+    roots = ["docs", "README.md", "reference_impl"]
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *roots]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout
     collected = Counter(line.split("::")[0] for line in listed.splitlines() if "::line:" in line)
-    assert collected == {str(path.relative_to(ROOT)): len(blocks) for path, blocks in found.items() if blocks}
+    assert collected == expected
