@@ -1,17 +1,20 @@
-"""Give Sybil every fence of a page, so that none is left: the one parser that a project's conftest needs.
+"""Give Sybil, and so pytest, every fence of a page, so that none is left.
 
-A project makes `FenceParser(Checks(...))`, hands it to `Sybil`, and returns what Sybil collects from
-`pytest_collect_file`; the `conftest.py` of this repository is an example.
+A project's `conftest.py` sets `pytest_collect_file = collector(Checks(...))`; that of this repository is an example.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
-from sybil import Document, Example, Region
-from sybil.typing import Evaluator
+import pytest
+from sybil import Document, Example, Region, Sybil
 
-from reference_impl.doctesting.evaluators import Case, Checks, evaluate
-from reference_impl.doctesting.fences import Fence, fences
+from reference_impl.doctesting.case import Checks
+from reference_impl.doctesting.docstrings import docstrings
+from reference_impl.doctesting.evaluators import evaluate
+from reference_impl.doctesting.fences import PROSE, VALUE, fences
+from reference_impl.doctesting.pages import page_examples
 
 
 class FenceParser:
@@ -21,26 +24,27 @@ class FenceParser:
         self.checks = checks
 
     def __call__(self, document: Document) -> Iterator[Region]:
-        """Yield a region a fence, from its first line to its last."""
-        starts = _line_starts(document.text)
-        found = list(fences(document.text))
-        for before, fence, after in zip([None, *found], found, [*found[1:], None], strict=False):
-            yield Region(starts[fence.line - 1], starts[fence.last_line], fence, self._evaluator(fence, before, after))
+        """Yield a region a case, which is what it has parsed: a fence from its first line to its last."""
+        # Of two regions that begin at one place, Sybil puts first the one that comes last: here the prose of the page.
+        yield from reversed(list(self._regions(document)))
 
-    def _evaluator(self, fence: Fence, before: Fence | None, after: Fence | None) -> Evaluator:
-        def run(example: Example) -> str | None:
-            return evaluate(
-                Case(
-                    fence=fence,
-                    path=Path(example.path),
-                    checks=self.checks,
-                    before=before,
-                    after=after,
-                    namespace=example.namespace,
-                )
-            )
+    def _regions(self, document: Document) -> Iterator[Region]:
+        text, end = document.text, 0
+        starts = _line_starts(text)
+        for case in page_examples(Path(document.path), text, self.checks, document.namespace):
+            start = starts[case.fence.line - 1]
+            if case.fence.kind == VALUE:
+                # More than one may stand on a line.
+                start = text.find(VALUE, max(start, end))
+                end = start + len(VALUE)
+            else:
+                end = start if case.fence.kind == PROSE else starts[case.fence.last_line]
+            yield Region(start, end, case, _evaluate)
 
-        return run
+
+def _evaluate(example: Example) -> str | None:
+    """Evaluate the case that an example was made of."""
+    return evaluate(example.parsed)
 
 
 def _line_starts(text: str) -> list[int]:
@@ -49,3 +53,31 @@ def _line_starts(text: str) -> list[int]:
     for line in text.split("\n"):
         starts.append(min(starts[-1] + len(line) + 1, len(text)))
     return starts
+
+
+def collector(checks: Checks) -> Callable[[Path, Any], Any]:
+    """Return what a conftest names `pytest_collect_file`: pages however deep, and what lies beside them.
+
+    It carries `checks`, where `reference_impl.doctesting.pytest_plugin` looks for them.
+    """
+    # Files are chosen by `is_ours`. As a rule Sybil imports a Python file; the fences of a docstring stand on their own.
+    sybil = Sybil([FenceParser(checks)], patterns=["*"], path=str(checks.root), document_types={".py": Document})
+    collect = sybil.pytest()
+
+    def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+        return collect(file_path, parent) if is_ours(file_path, checks) else None
+
+    pytest_collect_file.checks = checks  # type: ignore[attr-defined]
+    return pytest_collect_file
+
+
+def is_ours(path: Path, checks: Checks) -> bool:
+    """Tell whether a file is a page, or a Python file with a fence in a docstring."""
+    if path.suffix == ".md":
+        if not path.is_relative_to(checks.pages):
+            return path in checks.beside
+        # Sphinx writes to folders such as _build, and reads none of them.
+        return not any(folder.startswith("_") for folder in path.relative_to(checks.pages).parts[:-1])
+    if path.suffix != ".py" or not any(path.is_relative_to(folder) for folder in checks.beside):
+        return False
+    return any(True for above, text in docstrings(path.read_text("utf-8")) for _ in fences(text, above=above))

@@ -1,45 +1,19 @@
 """Each kind of fence, right and wrong: real pages, read and run by Sybil."""
 
-import subprocess
-import sys
 import textwrap
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-from sybil import Document
+from support.pages import run
 from sybil.example import SybilFailure
 
-from reference_impl.doctesting.evaluators import EVALUATORS, Checks
-from reference_impl.doctesting.sybil_parser import FenceParser
-
-ROOT = Path(__file__).parents[2]
-
-
-def no_zero(data: Any) -> None:
-    """Refuse one thing, as a schema would."""
-    if isinstance(data, dict) and data.get("steps") == 0:
-        raise ValueError("steps: 0 is not positive")
-
-
-def run(folder: Path, page: str, **checks: Any) -> dict[str, Any]:
-    """Run all fences of a page in `folder` and return the names that they leave behind."""
-    path = folder / "page.md"
-    path.write_text(page, "utf-8")
-    parser = FenceParser(Checks(root=folder, pages=folder, validate_yaml=no_zero, **checks))
-    document = Document.parse(str(path), parser)
-    for example in document:
-        example.evaluate()
-    return document.namespace
-
+from reference_impl.doctesting.evaluators import EVALUATORS
+from reference_impl.doctesting.fences import PROSE
 
 RIGHT = {
     "code": "```python\nx = 1\n```\n\n```python\nassert x == 1\n```\n",
     "output": "```python\nprint('a ')\nprint('b')\n```\n\n```text\na\nb\n```\n",
-    "a number that varies": "```python\nprint('took -1.5e-3 s')\n```\n\n```text\ntook <number> s\n```\n",
-    "a path that varies": "```python\nprint('wrote /tmp/a/b.json')\n```\n\n```text\nwrote <path>\n```\n",
-    "a token that is printed": "```python\nprint('x <path> <number> 1')\n```\n\n```text\nx <path> <number> <number>\n```\n",
     "from the root": "```python\nfrom pathlib import Path\nassert Path('page.md').exists()\n```\n",
     "a command": "```console\n$ python -c 'print(1)'\n1\n```\n",
     "two commands": "```console\n$ python -c 'print(1)'\n1\n$ python -c 'print(2)'\n2\n```\n",
@@ -47,17 +21,17 @@ RIGHT = {
     "a silent command": "```console\n$ python -c 'pass'\n```\n",
     "stdout before stderr": "```console\n$ python -c 'import sys; sys.stderr.write(\"e\\n\"); print(1)'\n1\ne\n```\n",
     "a promised status": "```console\n$ python -c 'print(1); raise SystemExit(3)'\n1\n[exit 3]\n```\n",
-    "yaml for the code below": "```yaml\na: 3\n```\n\n```python\nassert (config, config_text) == ({'a': 3}, 'a: 3\\n')\n```\n",
-    "json": '```json\n{"a": 1}\n```\n',
-    "toml": "```toml\na = 1\n```\n",
     "a diagram": "```{graphviz}\n:alt: a leads to b\n\ndigraph { a -> b }\n```\n",
     "a picture": "```{image} page.md\n:alt: a page\n```\n",
-    "an included file": "```{literalinclude} page.md\n```\n",
-    "a file of the site": "```{literalinclude} /page.md\n```\n",
+    "a session": "```pycon\n>>> 1 + 1\n2\n```\n",
+    "yaml": "```yaml\nsteps: 1\n```\n",
+    "json": '```json\n{"a": 1}\n```\n',
+    "toml": "```toml\na = 1\n```\n",
+    "an included file": "```{literalinclude} data.json\n```\n",
+    "a file of the site": "```{literalinclude} /data.json\n```\n",
+    "a value": "```python\nx = 5\n```\n\nIt is {value}`5 <x>`.\n",
     "a formula": "```{math}\nx\n```\n",
     "raw HTML": "```{raw} html\n<hr>\n```\n",
-    "a table of metrics": "```{metrics-table}\n```\n",
-    "a table of another system's": "```{alias-table} verl\n```\n",
     "in a note": ":::{note}\n```python\nprint(1)\n```\n\n```text\n1\n```\n:::\n",
     "no newline at the end": "```python\nx = 1\n```",
 }
@@ -66,29 +40,26 @@ RIGHT = {
 @pytest.mark.parametrize("page", RIGHT.values(), ids=RIGHT)
 def test_right_pages_pass(tmp_path: Path, page: str) -> None:
     """What is true on a page is accepted."""
+    (tmp_path / "data.json").write_text("{}", "utf-8")
     run(tmp_path, page)
 
 
 WRONG = {
     "an unknown language": ("```fortran\nx\n```\n", "no evaluator for 'fortran'"),
-    "a misspelt language": ("```py\nx = 1\n```\n", "no evaluator for 'py'"),
     "a near miss": ("```pyton\nx = 1\n```\n", "did you mean 'python'"),
-    "a space after the language": ("```python \nx = 1\n```\n", "no evaluator for 'python '"),
-    "words after the language": ("```python title=a\nx = 1\n```\n", "no evaluator for 'python title=a'"),
-    "a session": ("```pycon\n>>> 1\n1\n```\n", "no evaluator for 'pycon'"),
-    "an unknown directive": ("```{eval-rst}\nx\n```\n", "no evaluator for '{eval-rst}'"),
-    "an included page": ("```{include} other.md\n```\n", "no evaluator for '{include}'"),
-    "indented code": ("text\n\n    x = 1\n", "use a fence"),
-    "no language": ("```\nx = 1\n```\n", "names its language"),
-    "a fence in a comment": ("<!--\n```python\nx = 1\n```\n-->\n", "neither shown nor run"),
     "a listing in HTML": ("<pre>x = 1</pre>\n", "shown and not run"),
     "a listing in raw HTML": ("```{raw} html\n<pre>x</pre>\n```\n", "shown and not run"),
+    "an unknown directive": ("```{eval-rst}\nx\n```\n", "no evaluator for '{eval-rst}'"),
+    "a project's directive that is not named": ("```{a-table}\n```\n", "no evaluator for '{a-table}'"),
+    "a box with a word": (":::python\nx = 1\n:::\n", "no evaluator for ':::python'"),
+    "a value in a caption": (
+        "```{code-block} python\n:caption: the {value}`5 <x>`\n\nx = 5\n```\n",
+        "a value in a title or an option",
+    ),
     "other output": ("```python\nprint(1)\n```\n\n```text\n2\n```\n", "-2\n+1"),
     "more output": ("```python\nprint(1)\nprint(2)\n```\n\n```text\n1\n```\n", "+2"),
     "less output": ("```python\nprint(1)\n```\n\n```text\n1\n2\n```\n", "-2"),
     "an ellipsis": ("```python\nprint(1)\nprint(2)\n```\n\n```text\n1\n...\n```\n", "-...\n+2"),
-    "a word for a number": ("```python\nprint('x')\n```\n\n```text\n<number>\n```\n", "+x"),
-    "two words for a path": ("```python\nprint('a b')\n```\n\n```text\n<path>\n```\n", "+a b"),
     "output that is not shown": ("```python\nprint(1)\n```\n", "no text fence follows"),
     "output shown too late": (
         "```python\nprint(1)\n```\n\n```json\n1\n```\n\n```text\n1\n```\n",
@@ -112,17 +83,11 @@ WRONG = {
     "an open quotation": ("```console\n$ python 'a\n```\n", "No closing quotation"),
     "an empty command": ("```console\n$ \n```\n", "an empty command"),
     "no command": ("```console\npython -V\n```\n", "begins with a command"),
-    "broken yaml": ("```yaml\na: [1\n```\n", "bad YAML"),
-    "elided yaml": ("```yaml\na: 1\n...\n```\n", "ends a YAML document"),
-    "invalid yaml": ("```yaml\nsteps: 0\n```\n", "steps: 0 is not positive"),
-    "broken json": ("```json\n{a}\n```\n", "bad JSON"),
-    "broken toml": ("```toml\na\n```\n", "bad TOML"),
     "a broken diagram": ("```{graphviz}\n:alt: x\n\ndigraph { a -> }\n```\n", "dot refuses it"),
     "a diagram without words": ("```{graphviz}\ndigraph { a }\n```\n", ":alt:"),
     "a picture without words": ("```{image} fence.png\n```\n", ":alt:"),
     "a picture that is gone": ("```{image} no.png\n:alt: x\n```\n", "no such file"),
     "a diagram that is gone": ("```{graphviz} no.dot\n:alt: x\n```\n", "no such file"),
-    "a file that is gone": ("```{literalinclude} no.py\n```\n", "no such file"),
 }
 
 
@@ -132,6 +97,25 @@ def test_wrong_pages_fail(tmp_path: Path, page: str, message: str) -> None:
     with pytest.raises(SybilFailure) as failure:
         run(tmp_path, page)
     assert message in str(failure.value)
+
+
+def test_a_project_names_the_directives_that_sphinx_checks(tmp_path: Path) -> None:
+    """What makes its own content is checked when the site is built."""
+    run(tmp_path, "```{a-table}\n```\n", directives={"a-table"})
+
+
+def test_a_project_checks_the_prose_of_each_page_once(tmp_path: Path) -> None:
+    """Its own function is given the page, and what it finds fails the page with the lines."""
+    seen = []
+
+    def no_foo(text: str) -> list[tuple[int, str]]:
+        seen.append(text)
+        return [(n, "foo is no word") for n, line in enumerate(text.split("\n"), 1) if "foo" in line]
+
+    run(tmp_path, "```python\nx = 1\n```\n\ntext\n", check_prose=no_foo)
+    assert len(seen) == 1
+    with pytest.raises(SybilFailure, match=r"line 1, column 1 .*\nline 1: foo is no word\nline 3: foo is no word"):
+        run(tmp_path, "a foo\n\nfoo\n", check_prose=no_foo)
 
 
 def test_a_failure_names_the_page_and_the_line(tmp_path: Path) -> None:
@@ -179,40 +163,8 @@ def test_a_page_does_not_see_the_names_of_another(tmp_path: Path) -> None:
         run(tmp_path, "```python\nx\n```\n")
 
 
-def test_the_same_page_passes_and_fails_under_pytest(tmp_path: Path) -> None:
-    """The whole way: pytest collects a page through Sybil, a test a fence, and fails for one that nobody claims."""
-    (tmp_path / "conftest.py").write_text(
-        textwrap.dedent("""
-            from pathlib import Path
-            from sybil import Sybil
-            from reference_impl.doctesting.evaluators import Checks
-            from reference_impl.doctesting.sybil_parser import FenceParser
-
-            root = Path(__file__).parent
-            pytest_collect_file = Sybil([FenceParser(Checks(root=root, pages=root))], patterns=["*.md"]).pytest()
-        """),
-        "utf-8",
-    )
-    (tmp_path / "page.md").write_text("```python\nprint(1)\n```\n\n```text\n1\n```\n\n```py\n1 / 0\n```\n", "utf-8")
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "--rootdir",
-        str(tmp_path),
-        str(tmp_path),
-    ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "2 passed" in done.stdout or "1 failed, 2 passed" in done.stdout, done.stdout
-    assert "no evaluator for 'py'" in done.stdout
-
-
 def test_every_kind_has_a_right_and_a_wrong_page() -> None:
     """No evaluator is added without showing that it can pass; those that check something show that they can fail."""
     pages = "".join(RIGHT.values())
-    for kind in set(EVALUATORS) - {"{toctree}", "{autodoc2-object}", "{autodoc2-summary}"}:
-        assert f"```{kind}" in pages, kind
+    for kind in set(EVALUATORS) - {"{toctree}", "{autodoc2-object}", "{autodoc2-summary}", PROSE}:
+        assert f"```{kind}" in pages or f"{kind}`" in pages, kind

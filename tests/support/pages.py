@@ -3,14 +3,16 @@
 from pathlib import Path
 from typing import Any
 
+import yaml
 from sybil import Document
 
 from reference_impl.doctesting.case import Checks
 from reference_impl.doctesting.sybil_parser import FenceParser
 
 
-def knows_steps(data: Any) -> bool:
-    """Stand for a project's own check: it knows data with `steps`, and refuses none of them."""
+def knows_steps(text: str, folder: Path | None) -> bool:
+    """Stand for a project's own check: it knows data with `steps`, and refuses zero of them."""
+    data = yaml.safe_load(text)
     if not isinstance(data, dict) or "steps" not in data:
         return False
     if data["steps"] == 0:
