@@ -2,7 +2,7 @@
 # `make` alone lists the targets.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test fuzz docs check format lock clean
+.PHONY: help setup demo test fuzz docs mutate-docs check format lock clean
 
 # Nothing here may fetch a model: what the project needs is installed by set-up.
 export HF_HUB_OFFLINE := 1
@@ -22,7 +22,7 @@ sound := $(shell \
 	echo yes)
 
 help:  ## list these targets
-	@sed -n 's/^\([a-z]*\):.*  ## \(.*\)/  make \1|\2/p' Makefile | awk -F '|' '{ printf "%-14s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/  make \1|\2/p' Makefile | awk -F '|' '{ printf "%-14s %s\n", $$1, $$2 }'
 
 setup: .venv/.ready  ## make .venv with everything in it; nothing to do when it is up to date
 	@:
@@ -52,9 +52,10 @@ endif
 demo: .venv/.ready  ## run the demo: a generation, weights that move under it, and the staleness that follows
 	@$(bin)/genref demo $(ARGS)
 
-test: .venv/.ready  ## run the tests and every snippet in the docs (make test ARGS="-k name")
+# The count at the end is of whole pages, so it is left out where ARGS picks tests.
+test: .venv/.ready  ## run the tests and every block of the docs, and count them (make test ARGS="-k name")
 	@# Two processes: much of the time goes into importing torch. A page's fences build on one another, so files stay whole.
-	@$(bin)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	@$(bin)/python -m pytest -n 2 --dist loadfile $(if $(ARGS),$(ARGS),--docs-report)
 
 fuzz: .venv/.ready  ## hold the staleness stamps to their oracle on 10,000 schedules, new ones each time
 	@GENREF_FUZZ=10000 $(bin)/python -m pytest --timeout 0 tests/oracle/test_against_oracle.py $(ARGS)
@@ -62,6 +63,11 @@ fuzz: .venv/.ready  ## hold the staleness stamps to their oracle on 10,000 sched
 docs: .venv/.ready  ## build the site; a warning is an error
 	@$(bin)/sphinx-build -W -n --keep-going -q -c . docs docs/_build/html
 	@echo docs/_build/html/index.html
+
+mutate-docs: .venv/.ready  ## change one thing at a time on the pages, list what no check sees (COUNT=300 SEED=0 PAGE= ALL=1)
+	@$(bin)/python -m reference_impl.doctesting.mutation --checks conftest:CHECKS --excuses docs/equivalent-mutants.toml \
+		--preload torch --preload megatron.core \
+		$(if $(COUNT),--count $(COUNT)) $(if $(SEED),--seed $(SEED)) $(if $(PAGE),--page $(PAGE)) $(if $(ALL),--all)
 
 check: .venv/.ready  ## lint, formatting and types
 	@$(bin)/ruff check

@@ -9,6 +9,7 @@ import ast
 import builtins
 import keyword
 import re
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -20,6 +21,7 @@ from schema_keys import KEYS, split_value
 from reference_impl.config.removed import REMOVED_KEYS
 from reference_impl.config.schema import Recipe
 from reference_impl.config.upstream_facts import MEGATRON_CORE, NEMO_RL
+from reference_impl.doctesting.evaluators import EVALUATORS
 from reference_impl.doctesting.inline import prose, prose_problems
 from reference_impl.staleness.aliases import ALIASES
 from reference_impl.staleness.metrics import METRICS
@@ -29,6 +31,7 @@ PACKAGE = "reference_impl"
 LIST = ROOT / "docs" / "vocabulary.txt"
 
 _PLACED = re.compile(r"^`{3,}\{autodoc2-object\} *(\S+)", re.MULTILINE)
+_INSTALLATION = re.compile(r"pip install (?:(?P<bare>[\w-]+)|'(?P<name>[\w-]+)\[(?P<extra>\w+)\]')")
 _TARGET = re.compile(r"^([a-z][\w-]*):", re.MULTILINE)
 _REQUIREMENT = re.compile(r"^([A-Za-z0-9][\w.-]*)==", re.MULTILINE)
 
@@ -43,7 +46,8 @@ def accepts(code: str) -> str | None:
     reason = _as_role(code) or _as_reference(code.removesuffix("()"))
     if reason is not None or code in listed_words():
         return reason
-    known = code in words() or code.removesuffix("()") in words() or _is_path(code) or _is_target(code)
+    known = code in words() or code.removesuffix("()") in words()
+    known = known or _is_path(code) or _is_target(code) or _is_installation(code) or _is_reference(code)
     return None if known else "unknown here; write a role or a fence, or add it to docs/vocabulary.txt with a reason"
 
 
@@ -121,7 +125,10 @@ def words() -> frozenset[str]:
     """Every word that may stand as it is: of Python, of YAML, of the package, of upstream, and of what is installed."""
     python = {*keyword.kwlist, *keyword.softkwlist, *dir(builtins)}
     return frozenset(
-        {*python, "null", "true", "false", *PAGES, *_choices(), *package_words(), *_of_upstream(), *_installed()}
+        {
+            *(*python, "null", "true", "false", *EVALUATORS),
+            *(*PAGES, *_choices(), *package_words(), *_of_files(), *_of_upstream(), *_installed()),
+        }
     )
 
 
@@ -151,6 +158,16 @@ def _words_of(node: ast.AST) -> Iterator[str]:
         for each in node.body:
             if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name):
                 yield from (each.target.id, f"{node.name}.{each.target.id}")
+
+
+def _of_files() -> Iterator[str]:
+    """Names of files and of fields that are written or read: what other systems log, what sinks and runs are called."""
+    folder = ROOT / PACKAGE / "staleness"
+    for file in (*folder.glob("readers/*.py"), *folder.glob("sinks/*.py"), folder / "runs.py"):
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            value = node.value if isinstance(node, ast.Constant) else None
+            if isinstance(value, str) and re.fullmatch(r"[a-z][\w.]{3,}", value):
+                yield value
 
 
 def _of_upstream() -> Iterator[str]:
@@ -183,6 +200,20 @@ def _is_target(code: str) -> bool:
     """Whether this is `make` with a target of the Makefile."""
     program, _, target = code.partition(" ")
     return program == "make" and target in _TARGET.findall((ROOT / "Makefile").read_text("utf-8"))
+
+
+def _is_installation(code: str) -> bool:
+    """Whether this installs our distribution, alone or with an extra that it has."""
+    match = _INSTALLATION.fullmatch(code)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    if match is None or project["name"] != (match["bare"] or match["name"]):
+        return False
+    return match["extra"] is None or match["extra"] in project["optional-dependencies"]
+
+
+def _is_reference(code: str) -> bool:
+    """Whether this is `${key}` of a key that there is."""
+    return code.startswith("${") and code.endswith("}") and code[2:-1] in KEYS
 
 
 @cache

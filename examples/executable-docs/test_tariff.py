@@ -1,7 +1,6 @@
 """The test that the page names for the file that it shows."""
 
 import pytest
-
 from tariff import price
 
 

@@ -23,6 +23,9 @@ _REASONS = {
     RAW_HTML: "a listing in raw HTML is shown and not run; use a fence",
 }
 
+# Names that highlighters take for a language and that look nothing like the one we know.
+_SHORT = {"py": "python", "yml": "yaml", "sh": "console", "bash": "console", "shell": "console"}
+
 
 def evaluate(case: Case) -> str | None:
     """Return what is wrong with a fence, or None, and then note in `case.proved` that it was found right."""
@@ -40,9 +43,10 @@ def evaluate(case: Case) -> str | None:
 
 def _no_evaluator(case: Case) -> str:
     kind = case.fence.kind
-    known = [*EVALUATORS, *(f"{{{name}}}" for name in sorted(case.checks.directives))]
-    near = get_close_matches(kind, known, n=1)
-    reason = _REASONS.get(kind) or (f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}")
+    known = [name for name in EVALUATORS if name not in {PROSE, VALUE}]
+    known += [f"{{{name}}}" for name in sorted(case.checks.directives)]
+    near = _SHORT.get(kind) or next(iter(get_close_matches(kind, known, n=1)), None)
+    reason = _REASONS.get(kind) or (f"did you mean {near!r}?" if near else f"known are {', '.join(known)}")
     return f"no evaluator for {kind!r}: {reason}"
 
 

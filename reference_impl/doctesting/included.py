@@ -6,6 +6,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -36,7 +37,16 @@ def check_literalinclude(case: Case) -> str | None:
 
 
 def run_test(node: str, case: Case) -> str | None:
-    """Run a test with pytest in a process of its own: it must pass, and nothing in it may fail or be skipped."""
+    """Run a test with pytest in a process of its own: it must pass, and nothing in it may fail or be skipped.
+
+    A test that several includes name is run once.
+    """
+    return _outcome(node, case.checks.root, case.checks.timeout_seconds)
+
+
+@cache
+def _outcome(node: str, root: Path, timeout_seconds: float) -> str | None:
+    """Return what is wrong with the outcome of a test."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", node, "-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
@@ -45,15 +55,15 @@ def run_test(node: str, case: Case) -> str | None:
         try:
             done = subprocess.run(
                 command,
-                cwd=case.checks.root,
+                cwd=root,
                 env=env,
                 capture_output=True,
                 text=True,
-                timeout=case.checks.timeout_seconds,
+                timeout=timeout_seconds,
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            return f"{node} was still running after {case.checks.timeout_seconds:g} s"
+            return f"{node} was still running after {timeout_seconds:g} s"
         if done.returncode or not report.is_file():
             return f"{node} did not pass:\n{done.stdout}{done.stderr}"
         counts = _counts(report)
