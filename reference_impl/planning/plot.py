@@ -42,6 +42,7 @@ def write_plot(sweep: Sweep, plans: Sequence[Plan], path: Path) -> None:
     draw = {".html": page, ".svg": picture}.get(path.suffix)
     if draw is None:
         raise ConfigError(f"--plot: {path}; expected a name that ends in .html or .svg")
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(draw(sweep, plans), encoding="utf-8")
 
 

@@ -147,7 +147,7 @@ def test_a_page_of_a_sweep_fetches_nothing(genref, tmp_path):
         ([TINY, "--sweep", "bufer_size_gb=1"], "--sweep: bufer_size_gb: unknown key; did you mean buffer_size_gb?"),
         ([TINY, "--sweep", "buffer_size_gb=1,-1"], "buffer_size_gb: -1 is too small"),
         ([TINY, "--sweep", "max_requests=64,2048"], "max_requests: 2048 is more than max_tokens: 1024"),
-        ([TINY, "--sweep", "max_requests=8", "--plot", "/none/x.svg"], "/none/x.svg: No such file or directory"),
+        ([TINY, "--sweep", "max_requests=8", "--plot", "/dev/null/x.svg"], "/dev/null: File exists"),
         (
             [TINY, "--sweep", "max_requests=8", "--plot", "x.png"],
             "--plot: x.png; expected a name that ends in .html or .svg",
