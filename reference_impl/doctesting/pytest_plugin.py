@@ -33,13 +33,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Keep the books in the process that sees all reports."""
-    if config.getoption("docs_report") and not hasattr(config, "workerinput"):
-        hooks = [getattr(plugin, "pytest_collect_file", None) for plugin in config.pluginmanager.get_plugins()]
-        found = [getattr(hook, "checks", None) for hook in hooks]
-        checks = next((checks for checks in found if isinstance(checks, Checks)), None)
-        if checks is None:
-            raise pytest.UsageError("--docs-report: no conftest.py says pytest_collect_file = collector(Checks(...))")
+    if not config.getoption("docs_report"):
+        return
+    hooks = [getattr(plugin, "pytest_collect_file", None) for plugin in config.pluginmanager.get_plugins()]
+    found = [getattr(hook, "checks", None) for hook in hooks]
+    checks = next((checks for checks in found if isinstance(checks, Checks)), None)
+    if checks is None:
+        raise pytest.UsageError("--docs-report: no conftest.py says pytest_collect_file = collector(Checks(...))")
+    _add_docstrings(config, checks)
+    if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Ledger(config, checks), "docs-ledger")
+
+
+def _add_docstrings(config: pytest.Config, checks: Checks) -> None:
+    """Add the docstrings to a session of all pages, which show them: `pytest docs` runs what a reader of `docs` sees."""
+    folder = config.invocation_params.dir
+    chosen = [(folder / arg.partition("::")[0]).resolve() for arg in config.args]
+    if checks.pages.resolve() in chosen:
+        packages = [path for path in checks.beside if path.suffix != ".md"]
+        config.args += [str(path) for path in packages if not any(path.is_relative_to(each) for each in chosen)]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -73,6 +73,17 @@ class EpochRuns:
     `length`
     : Tokens in the sequence. The last run ends here.
 
+    ```python
+    from reference_impl.staleness.epochs import EpochRuns
+
+    runs = EpochRuns.from_boundaries([(0, 3), (4, 5)], length=6)
+    print(runs.expand(), "at step 6:", runs.staleness(6))
+    ```
+
+    ```text
+    [3 3 3 3 5 5] at step 6: [3 3 3 3 1 1]
+    ```
+
     The plain constructor takes canonical runs only and raises `ValueError` for any other; what an engine stamped
     goes through `EpochRuns.from_boundaries`. Source of the form: Megatron-RL, whose `policy_epoch` and
     `kv_cache_epoch` are lists of `(start index, epoch)`.

@@ -194,6 +194,94 @@ def test_a_renamed_heading_is_seen_on_the_page_that_links_to_it(site: Path) -> N
     assert counts(done.stdout, "name") == [1, 0, 0]
 
 
+TRICKY = """\
+# Tricky
+
+```{code-block} yaml
+:caption: parent.yaml
+
+size: 5
+```
+
+```python
+import threading
+import time
+
+print(open("parent.yaml").read().strip())
+```
+
+```{code-block} text
+:class: wide
+
+size: 5
+```
+
+```python
+stop = threading.Event()
+thread = threading.Thread(target=stop.wait)
+thread.start()
+print(1 + 1)
+```
+
+```text
+2
+```
+
+```python
+stop.set()
+thread.join(10)
+print(thread.is_alive())
+```
+
+```text
+False
+```
+"""
+
+
+def test_examples_find_what_those_above_have_left_behind(site: Path) -> None:
+    """Files, outputs that were compared, and threads, which a copy of a process would lack."""
+    (site / "docs" / "page.md").write_text(f"---\nyaml-schema: any.json\n---\n\n{TRICKY}")
+    (site / "any.json").write_text("{}")
+    (site / "checks.py").write_text(CHECKS.replace('docs")', 'docs", scratch=ROOT)'))
+    done = mutate(site, "--all", "--page", "docs/page.md")
+    survivors = [line for line in done.stdout.splitlines() if line.startswith("survived:")]
+    # How a block looks is no example's business, and ten seconds are no less than eleven.
+    assert survivors == [
+        "survived: docs/page.md:21: option: ':class: wide\\n' -> nothing",
+        "survived: docs/page.md:38: code: '10' -> '11'",
+    ], done.stdout
+    assert counts(done.stdout, "option") == [1, 1, 0]
+    assert not (site / "parent.yaml").exists()
+
+
+def test_data_that_needs_the_code_above_it_is_not_blamed(site: Path) -> None:
+    """It cannot be read before that code has run, whatever is changed."""
+    (site / "docs" / "page.md").write_text(
+        "# A\n\nThere are 3.\n\n```python\nopen('made', 'w').close()\n```\n\n```yaml\nneeds: made\n```\n"
+    )
+    (site / "checks.py").write_text(
+        CHECKS.replace('docs")', 'docs", validate_yaml=validate)').replace(
+            "ROOT =",
+            "def validate(text, folder):\n"
+            "    if not Path(text.split()[-1]).exists():\n        raise ValueError('no file')\n    return True\n\n\n"
+            "ROOT =",
+        )
+    )
+    done = mutate(site, "--all", "--page", "docs/page.md")
+    assert "survived: docs/page.md:3: number: '3' -> '4'" in done.stdout
+    assert counts(done.stdout, "value") == [1, 0, 0]
+
+
+def test_a_broken_link_of_one_mutant_is_not_held_against_another(site: Path) -> None:
+    """A heading that changes has all pages looked at, and they have to be as they were."""
+    (site / "docs" / "page.md").write_text(f"{PAGE}\n```python\nimport time\n\ntime.sleep(0.5)\n```\n")
+    (site / "docs" / "other.md").write_text("# Other\n\n## End\n\n## Not linked `of`\n")
+    done = mutate(site, "--all", "--workers", "1")
+    assert "survived: docs/other.md:5: name: 'of' -> 'fo'" in done.stdout
+    assert counts(done.stdout, "link") == [2, 0, 0]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -136,3 +136,47 @@ def test_a_project_without_a_collector_is_told(project: Path) -> None:
     status, lines = session(project, "docs", "--docs-report")
     assert status == 4
     assert any("pytest_collect_file = collector" in line for line in lines)
+
+
+DOCUMENTED = '''"""A module."""
+
+
+def twice(x: int) -> int:
+    """Return twice a number.
+
+    ```python
+    from package import twice
+
+    print(twice(2))
+    ```
+
+    ```text
+    4
+    ```
+    """
+    return 2 * x
+'''
+
+
+def test_the_docstrings_that_a_page_shows_are_run_and_counted(project: Path) -> None:
+    """Asking for the pages is enough, and a docstring that lies fails at its line."""
+    (project / "conftest.py").write_text(CONFTEST.replace('ROOT / "README.md"', 'ROOT / "package.py"'), "utf-8")
+    (project / "package.py").write_text(DOCUMENTED, "utf-8")
+    (project / "docs" / "conf.py").write_text(
+        'extensions = ["myst_parser", "autodoc2"]\n'
+        'autodoc2_packages = [{"path": "../package.py", "auto_mode": False}]\n'
+        'autodoc2_render_plugin = "myst"\n'
+        'autodoc2_docstring_parser_regexes = [(".*", "myst")]\n',
+        "utf-8",
+    )
+    page = project / "docs" / "deep" / "er" / "page.md"
+    page.write_text(f"{PAGE}\n```{{autodoc2-object}} package.twice\n```\n", "utf-8")
+    status, lines = session(project, "docs", "--docs-report", "-p", "no:asyncio")
+    assert status == 0, lines
+    assert lines[-1] == "docs: 5 blocks shown, 5 executed, 0 skipped"
+    assert ("package.py", "2", "2") in {tuple(line.split()[:3]) for line in lines}
+    (project / "package.py").write_text(DOCUMENTED.replace("    4\n", "    5\n"), "utf-8")
+    status, lines = session(project, "docs", "--docs-report", "-p", "no:asyncio")
+    assert status == 1
+    assert lines[-1] == "docs: 5 blocks shown, 3 executed, 0 skipped"
+    assert any("package.py, line 7, column" in line for line in lines)
