@@ -141,6 +141,7 @@ def test_a_mutant_differs_from_its_page_at_its_place_alone() -> None:
             "```{image} a.png\n:alt: A line\n```\n",
             ["1 link: 'a.png' -> 'a.pgn'", "2 option: ':alt: A line\\n' -> nothing"],
         ),
+        ("```{code-block} toml\n:caption: a.toml\n\n```\n", ["2 option: ':caption: a.toml\\n' -> nothing"]),
         ("```{toctree}\nstart\n```\n", ["2 option: 'start\\n' -> nothing"]),
         ("```{math}\nx = 2\n```\n", []),
         ("```yaml\na: [\n```\n", []),

@@ -16,6 +16,7 @@ from reference_impl.doctesting.mutation.prose import prose_edits
 KINDS = ("value", "key", "name", "number", "output", "code", "range", "link", "option")
 
 # Options of literalinclude that say which part of a file is shown.
+_INCLUDE = "{literalinclude}"
 _RANGES = frozenset({"lines", "pyobject", "start-after", "start-at", "end-before", "end-at", "lineno-match"})
 # Directives whose body is a language of its own, which says nothing that a check could hold against it.
 _DRAWN = frozenset({"{graphviz}", "{math}", "{raw}"})
@@ -55,6 +56,7 @@ def _all_fence_edits(text: str) -> Iterator[Edit]:
 
 def _fence_edits(text: str, fence: Fence) -> Iterator[Edit]:
     lines = list(source_lines(text, fence))
+    yield from _option_edits(text, fence)
     match fence.kind:
         case "yaml" | "json":
             yield from _on_page(yaml_edits(fence.source), lines)
@@ -107,25 +109,28 @@ def _session_edits(text: str, fence: Fence, lines: list[tuple[int, str]]) -> Ite
 
 
 def _directive_edits(text: str, fence: Fence, lines: list[tuple[int, str]]) -> Iterator[Edit]:
-    """Change a directive's argument, its options and the lines of its body."""
+    """Change a directive's argument and drop the lines of its body."""
+    changed = misspelt(fence.argument)
+    if changed is not None:
+        start = text.index(fence.argument, line_starts(text)[fence.line - 1])
+        yield Edit(start, fence.argument, changed, "range" if fence.kind == _INCLUDE else "link")
+    if fence.kind not in _DRAWN:
+        for offset, line in lines:
+            if line.strip() and _ends(text, offset, line):
+                yield Edit(offset, f"{line}\n", "", "option")
+
+
+def _option_edits(text: str, fence: Fence) -> Iterator[Edit]:
+    """Drop each option of a directive, and change those that say which part of a file is shown."""
     starts, page = line_starts(text), text.split("\n")
-    includes = fence.kind == "{literalinclude}"
-    if fence.argument and misspelt(fence.argument):
-        at = text.index(fence.argument, starts[fence.line - 1])
-        yield Edit(at, fence.argument, misspelt(fence.argument) or "", "range" if includes else "link")
     for number in range(fence.line, fence.source_line - 1):
         option, start = _OPTION.fullmatch(page[number]), starts[number]
         if option is None or option["name"] not in fence.options:
             continue
         yield Edit(start, f"{page[number]}\n", "", "option")
-        changed = different(option["value"]) if includes and option["name"] in _RANGES else None
+        changed = different(option["value"]) if fence.kind == _INCLUDE and option["name"] in _RANGES else None
         if changed is not None:
             yield Edit(start + option.start("value"), option["value"], changed, "range")
-    if fence.kind in _DRAWN:
-        return
-    for offset, line in lines:
-        if line.strip() and _ends(text, offset, line):
-            yield Edit(offset, f"{line}\n", "", "option")
 
 
 def sample(found: Iterable[Mutant], count: int, seed: int) -> list[Mutant]:
