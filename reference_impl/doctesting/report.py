@@ -81,7 +81,7 @@ class Report:
         width = max((len(row.file) for row in self.rows), default=4)
         yield f"{'file':{width}}  shown  executed  seconds"
         for row in sorted(self.rows, key=lambda row: -row.seconds):
-            yield f"{row.file:{width}}  {row.shown:5}  {row.executed:8}  {row.seconds:7.1f}"
+            yield f"{row.file:{width}}  {row.shown:5}  {row.executed:8}  {row.seconds:.1f}"
         yield from self.problems
 
 
