@@ -54,10 +54,12 @@ def test_a_copy_goes_back_to_what_was_kept(space: Workspace) -> None:
     (space.scratch / "made").mkdir()
     (space.scratch / "made" / "d.txt").write_text("d")
     space.keep()
+    time_of_change = (space.root / "a.txt").stat().st_mtime_ns
     (space.root / "a.txt").unlink()
     (space.scratch / "made" / "d.txt").write_text("other")
     space.restore()
     assert contents(space) == {"a.txt": "changed", "docs": None, "b.txt": "b", "made": None, "d.txt": "d"}
+    assert (space.root / "a.txt").stat().st_mtime_ns == time_of_change
 
 
 def test_the_original_is_left_alone(space: Workspace, tmp_path: Path) -> None:
