@@ -22,7 +22,7 @@ ENGINE_PACKAGES = frozenset({"accelerate", "megatron", "torch", "transformers", 
 
 app = typer.Typer(
     name="genref",
-    help="Generate with Megatron Core's own engine and see which checkpoint sampled each token.",
+    help="Generate with Megatron Core's own engine, see how stale each token is, and check and size recipes.",
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -43,7 +43,7 @@ if multiprocessing.current_process().name != "MainProcess":
 def main(
     context: typer.Context, version: bool = typer.Option(False, "--version", help="Print the version and exit.")
 ) -> None:
-    """Generate with Megatron Core's own engine and see which checkpoint sampled each token."""
+    """Generate with Megatron Core's own engine, see how stale each token is, and check and size recipes."""
     if version:
         print(__version__)
         raise typer.Exit

@@ -36,8 +36,8 @@ class Fix:
 def fix_files(paths: Sequence[Path]) -> list[Finding]:
     """Rewrite the removed keys of these files; files without one are not touched.
 
-    Raises {class}`~reference_impl.config.errors.ConfigError` with every key that cannot be carried over and every file that cannot be read or written;
-    then none of the files is changed.
+    Raises {class}`~reference_impl.config.errors.ConfigError` with every key that cannot be carried over and every file
+    that cannot be read or written; then none of the files is changed.
     """
     fixes: list[Fix] = []
     faults: list[Finding] = []

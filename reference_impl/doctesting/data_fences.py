@@ -45,7 +45,8 @@ def _write(case: Case) -> str | None:
     if file is None:
         return None
     if scratch is None or not file.resolve().is_relative_to(scratch.resolve()):
-        return f"the caption {case.fence.options['caption']!r} is to be a file in {scratch or 'Checks.scratch, which is not set'}"
+        where = scratch or "Checks.scratch, which is not set"
+        return f"the caption {case.fence.options['caption']!r} is to be a file in {where}"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(case.fence.source, encoding="utf-8")
     return None

@@ -15,25 +15,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from reference_impl.models.shapes import ModelShape
+
 
 class ModelError(ValueError):
     """A model that cannot be found, read or built; one line that names it and says what would do."""
 
 
-@dataclass(frozen=True)
-class LlamaShape:
-    """The sizes of a Llama-like decoder, named as in a Hugging Face `config.json`."""
+@dataclass(frozen=True, kw_only=True)
+class LlamaShape(ModelShape):
+    """What building a Llama-like decoder takes beyond its sizes, named as in a Hugging Face `config.json`."""
 
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
     rms_norm_eps: float
     rope_theta: float
-    tie_word_embeddings: bool
     max_position_embeddings: int
 
     @classmethod

@@ -3,26 +3,18 @@
 Its text means nothing, but everything else about it is real: grouped queries, tied embeddings, RoPE, a context of 1024.
 """
 
+from dataclasses import asdict
+
 import torch
 from torch import Tensor
 
 from reference_impl.models.llama import LlamaShape
+from reference_impl.models.shapes import SHAPES
 
 SEED = 20_26
 
-SHAPE = LlamaShape(
-    vocab_size=264,  # 256 bytes, three specials, padded to a multiple of 8
-    hidden_size=128,
-    intermediate_size=384,
-    num_hidden_layers=5,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=32,
-    rms_norm_eps=1e-5,
-    rope_theta=10_000.0,
-    tie_word_embeddings=True,
-    max_position_embeddings=1024,
-)
+# The vocabulary is 256 bytes and three specials, padded to a multiple of 8.
+SHAPE = LlamaShape(**asdict(SHAPES["tiny"]), rms_norm_eps=1e-5, rope_theta=10_000.0, max_position_embeddings=1024)
 
 
 def random_weights(shape: LlamaShape = SHAPE, seed: int = SEED) -> dict[str, Tensor]:

@@ -9,8 +9,6 @@ from reference_impl.planning.graphs import GraphSize, cuda_graphs
 from reference_impl.planning.memory import Memory, memory
 from reference_impl.planning.requests import Concurrency, Gain, Lengths, choose_lengths, concurrency, next_larger
 
-TOKEN_ROUNDER = 64  # a step without a graph is padded to a multiple of it
-
 
 @dataclass(frozen=True)
 class Step:

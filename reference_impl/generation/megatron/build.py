@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from reference_impl.config.errors import ConfigError
-from reference_impl.config.schema import GenerationConfig, MCoreGenerationConfig, PolicyConfig, Recipe
+from reference_impl.config.schema import GenerationConfig, PolicyConfig, Recipe
 from reference_impl.models.llama import LlamaShape
+from reference_impl.planning.cache import Setup, kv_cache
 from reference_impl.platforms import cpu, cuda
 from reference_impl.platforms.single_rank import ensure_single_rank
 
@@ -83,7 +84,9 @@ def inference_config(generation: GenerationConfig, shape: LlamaShape, dtype: tor
     return InferenceConfig(
         block_size_tokens=config.block_size_tokens,
         buffer_size_gb=config.buffer_size_gb,
-        max_requests=max_requests(config, shape, dtype),
+        # Left to itself, 0.19.2 takes one request a block and asserts that a step can hold them all, so that the documented
+        # `buffer_size_gb: 10` would fail on a small model.
+        max_requests=kv_cache(Setup(config, shape, str(dtype).removeprefix("torch."))).max_requests,
         max_tokens=config.max_tokens,
         max_sequence_length=config.max_model_len,
         num_cuda_graphs=(config.num_cuda_graphs or None) if device.type == "cuda" else None,  # 0.19.2 asserts on 0
@@ -99,30 +102,6 @@ def inference_config(generation: GenerationConfig, shape: LlamaShape, dtype: tor
         # The coordinator's loop looks for a PAUSE once in this many steps; with one rank the look costs nothing.
         ep_consensus_interval=1,
     )
-
-
-def block_size_bytes(config: MCoreGenerationConfig, shape: LlamaShape, dtype: torch.dtype) -> int:
-    """Bytes of one KV block over all layers: K and V, layers, tokens, KV heads, head size, element size."""
-    per_token = 2 * shape.num_hidden_layers * shape.num_key_value_heads * shape.head_dim * dtype.itemsize
-    return per_token * config.block_size_tokens
-
-
-def max_requests(config: MCoreGenerationConfig, shape: LlamaShape, dtype: torch.dtype) -> int:
-    """`max_requests`, or as many as the buffer has blocks, but no more than a step has tokens.
-
-    0.19.2 takes one request a block and asserts that a step can hold them all, so that the documented
-    `buffer_size_gb: 10` fails on a small model. The bound makes small models and large buffers go together.
-    """
-    if config.max_requests is not None:
-        if config.max_requests > config.max_tokens:
-            raise ConfigError(
-                f"policy.generation.mcore_generation_config.max_requests: {config.max_requests} is more than "
-                f"max_tokens: {config.max_tokens}; a decode step takes one token of each request"
-            )
-        return config.max_requests
-    blocks = int(config.buffer_size_gb * 2**30) // block_size_bytes(config, shape, dtype)
-    rounded = max(blocks - 1, 1) // 4 * 4  # Megatron rounds the number of requests down to a multiple of four
-    return max(min(rounded, config.max_tokens), 1)
 
 
 def build_engine(recipe: Recipe, model: Any, shape: LlamaShape, device: torch.device) -> Any:

@@ -169,21 +169,18 @@ class TestCompletions:
 class TestBuild:
     def test_requests_are_bounded_by_the_buffer_and_by_the_step(self):
         """One request a block, rounded to four; no more than a step has tokens."""
-        one = build.block_size_bytes(
-            recipe(mcore={"block_size_tokens": 4}).policy.generation.mcore_generation_config, SHAPE, torch.float32
-        )
-        assert one == 2 * 5 * 2 * 32 * 4 * 4
+        one = 2 * 5 * 2 * 32 * 4 * 4  # K and V, layers, heads, head size, float32, tokens of a block
         for blocks, tokens, expected in ((14, 256, 12), (1000, 256, 256), (2, 256, 1)):
-            config = recipe(
-                mcore={"buffer_size_gb": blocks * one / 2**30, "max_requests": None, "max_tokens": tokens}
-            ).policy.generation.mcore_generation_config
-            assert build.max_requests(config, SHAPE, torch.float32) == expected
+            mcore = {"block_size_tokens": 4, "buffer_size_gb": blocks * one / 2**30, "max_tokens": tokens}
+            generation = recipe(mcore={**mcore, "max_requests": None}).policy.generation
+            config = build.inference_config(generation, SHAPE, torch.float32, torch.device("cpu"))
+            assert config.max_requests == expected
 
     def test_more_requests_than_tokens_in_a_step(self):
         """Named by key, before upstream's assertion."""
-        config = recipe(mcore={"max_requests": 300, "max_tokens": 256}).policy.generation.mcore_generation_config
+        generation = recipe(mcore={"max_requests": 300, "max_tokens": 256}).policy.generation
         with pytest.raises(ConfigError, match="max_requests: 300 is more than max_tokens: 256"):
-            build.max_requests(config, SHAPE, torch.float32)
+            build.inference_config(generation, SHAPE, torch.float32, torch.device("cpu"))
 
     def test_a_device_that_is_not_there(self):
         """`cuda` on a machine without one."""
