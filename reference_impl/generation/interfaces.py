@@ -25,11 +25,14 @@ class GenerationDatumSpec(TypedDict):
     * `input_ids`: int64 [batch, padded], right padded.
     * `input_lengths`: int64 [batch], tokens of each prompt without padding.
     * `stop_strings`: optional, for each sequence a list of strings (or `None`) that end it.
+    * `prompt_logprobs`: optional, for each sequence whether the log-probabilities of its prompt are wanted; not part of NeMo
+      RL's contract, and a backend that does not compute them refuses it.
     """
 
     input_ids: Tensor
     input_lengths: Tensor
     stop_strings: NotRequired[list[list[str] | None]]
+    prompt_logprobs: NotRequired[list[bool]]
 
 
 class GenerationOutputSpec(TypedDict):
@@ -47,7 +50,10 @@ class GenerationOutputSpec(TypedDict):
     * `staleness`: for each sequence the {py:class}`~reference_impl.staleness.records.RequestRecord` that the three above
       are taken from, `None` where nothing was stamped.
     * `upstream_staleness`: the engine's own stamps as such records, for comparison; `None` where it has stamped nothing.
-    * `errors`: for each sequence `None`, or one line that says why it failed; a failed sequence is its prompt alone.
+    * `errors`: for each sequence `None`, or one line that says why it failed. Of a sequence that was refused there is its
+      prompt alone; one that failed on the way, or was interrupted, keeps what it had come to.
+    * `prompt_logprobs`: float32 [batch, padded prompt], only where they were asked for: the log-probability of each prompt
+      token given those before it, by the same `logprobs_mode`; 0.0 at position 0 and at padding.
     """
 
     output_ids: Tensor
@@ -61,6 +67,7 @@ class GenerationOutputSpec(TypedDict):
     staleness: list[RequestRecord | None]
     upstream_staleness: list[RequestRecord | None]
     errors: list[str | None]
+    prompt_logprobs: NotRequired[Tensor]
 
 
 class GenerationError(RuntimeError):

@@ -15,7 +15,8 @@ PAD = 0
 @dataclass(frozen=True)
 class Completion:
     """One finished response. `record` holds its epochs and what happened to its cache, `upstream` the epochs as the engine
-    itself stamped them; both cover prompt and response, and are `None` where nothing was stamped."""
+    itself stamped them; both cover prompt and response, and are `None` where nothing was stamped. `prompt_logprobs` are those
+    of the prompt's tokens, 0.0 for the first, where they were asked for."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -23,6 +24,7 @@ class Completion:
     upstream: RequestRecord | None = None
     truncated: bool = False
     error: str | None = None
+    prompt_logprobs: list[float] | None = None
 
 
 def to_output(prompts: Sequence[list[int]], completions: Sequence[Completion]) -> BatchedDataDict:
@@ -31,7 +33,13 @@ def to_output(prompts: Sequence[list[int]], completions: Sequence[Completion]) -
     The prompt in the output is the one that was submitted, whatever the engine echoes.
     """
     done = list(zip(prompts, completions, strict=True))
+    columns = {}
+    if any(c.prompt_logprobs for c in completions):
+        columns["prompt_logprobs"] = right_padded(
+            [c.prompt_logprobs or [0.0] * len(p) for p, c in done], 0.0, torch.float32
+        )
     return BatchedDataDict(
+        **columns,
         output_ids=right_padded([[*prompt, *c.token_ids] for prompt, c in done], PAD, torch.int64),
         logprobs=right_padded([[0.0] * len(prompt) + c.logprobs for prompt, c in done], 0.0, torch.float32),
         generation_lengths=torch.tensor([len(c.token_ids) for c in completions], dtype=torch.int64),

@@ -4,7 +4,6 @@ import asyncio
 import atexit
 import functools
 import time
-import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -16,15 +15,17 @@ from torch import Tensor
 
 from reference_impl.config.schema import Recipe
 from reference_impl.generation.batch import BatchedDataDict
-from reference_impl.generation.interfaces import GenerationError, GenerationInterface, Progress, verify_lengths
+from reference_impl.generation.interfaces import GenerationError, GenerationInterface, Progress
 from reference_impl.generation.megatron import build
 from reference_impl.generation.megatron.drivers import CoordinatorDriver, DirectDriver, Driver
-from reference_impl.generation.megatron.requests import Limits, sampling_params, tokens_to_generate, why_refused
+from reference_impl.generation.megatron.requests import limits_of, sampling_params
 from reference_impl.generation.megatron.stamping import Stamping
-from reference_impl.generation.megatron.stopping import Decode, StopRule, Stops
+from reference_impl.generation.megatron.stopping import StopRule
 from reference_impl.generation.megatron.thread import EngineThread
 from reference_impl.generation.megatron.weights import check_update, copy_weights, forget_prefixes
 from reference_impl.generation.outputs import Completion, to_output
+from reference_impl.generation.rows import Limits, Row, rows_of, why_refused
+from reference_impl.generation.stops import Decode, stops_for
 from reference_impl.models.catalog import Checkpoint, Tokenizer, find_model
 from reference_impl.models.gpt import build_gpt_model
 from reference_impl.models.llama import LlamaShape
@@ -34,21 +35,11 @@ REPLY_S = 0.1
 """Longer than a finished sequence takes from the engine through the coordinator to its client."""
 
 
-@dataclass(frozen=True)
-class _Row:
-    """One sequence of a batch: its prompt, the most tokens it may get, what stops it, and the tag to find it by."""
-
-    prompt: list[int]
-    limit: int
-    stops: Stops
-    tag: str
-
-
 @dataclass
 class _Batch:
     """A batch under way: rows in the engine by index, and (index, completion) in the order in which they finished."""
 
-    rows: list[_Row]
+    rows: list[Row]
     running: set[int] = field(default_factory=set)
     finished: "SimpleQueue[tuple[int, Future[Completion]]]" = field(default_factory=SimpleQueue)
 
@@ -271,35 +262,17 @@ class MegatronGeneration(GenerationInterface):
         return self._driver
 
     def _limits(self) -> Limits:
-        return Limits.of(self._engine.context, self.shape.vocab_size)
+        return limits_of(self._engine.context, self.shape.vocab_size)
 
-    def _rows(self, data: BatchedDataDict) -> list[_Row]:
-        """Take the batch apart; raises what is wrong with the batch as a whole."""
+    def _rows(self, data: BatchedDataDict) -> list[Row]:
         self._awake()
-        verify_lengths(data["input_ids"], data["input_lengths"])
-        lengths = data["input_lengths"].tolist()
-        own = data.get("stop_strings") or [None] * len(lengths)
-        if len(own) != len(lengths):
-            raise ValueError(
-                f"stop_strings has {len(own)} entries, expected a list for each of {len(lengths)} sequences"
-            )
-        rows, limits = [], self._limits()
-        for ids, length, strings in zip(data["input_ids"].tolist(), lengths, own, strict=True):
-            prompt, stops = ids[:length], self._stops(strings or [])
-            rows.append(_Row(prompt, tokens_to_generate(prompt, self.config, limits), stops, tag=uuid.uuid4().hex))
-        return rows
+        if any(data.get("prompt_logprobs") or []):
+            raise ValueError("prompt_logprobs: this backend does not compute them; the reference backend does")
+        return rows_of(
+            data, self.config, self._limits(), lambda strings: stops_for(self.config, self.tokenizer, strings)
+        )
 
-    def _stops(self, strings: list[str]) -> Stops:
-        ids = self.config.stop_token_ids
-        if ids is None:  # as NeMo RL reads null: the tokenizer's end of sequence
-            eos = self.tokenizer.eos_token_id if self.tokenizer is not None else None
-            ids = [] if eos is None else [eos]
-        strings = [*(self.config.stop_strings or []), *strings]
-        if strings and self.tokenizer is None:
-            raise ValueError("stop_strings needs a tokenizer, and none was given")
-        return Stops(list(ids), strings)
-
-    def _run(self, rows: list[_Row], greedy: bool) -> Iterator[Progress | tuple[int, Completion]]:
+    def _run(self, rows: list[Row], greedy: bool) -> Iterator[Progress | tuple[int, Completion]]:
         driver = self._awake()
         start, finished = driver.sampled_tokens, 0
         batch, ready = self._submit(driver, rows, greedy)
@@ -312,7 +285,7 @@ class MegatronGeneration(GenerationInterface):
             driver.advance().result()
             ready = self._collect(batch)
 
-    def _submit(self, driver: Driver, rows: list[_Row], greedy: bool) -> tuple[_Batch, list[tuple[int, Completion]]]:
+    def _submit(self, driver: Driver, rows: list[Row], greedy: bool) -> tuple[_Batch, list[tuple[int, Completion]]]:
         """Queue the rows: what is under way, and what is over before it begins."""
         batch, ready, limits = _Batch(rows), [], self._limits()
         for index, row in enumerate(rows):
@@ -322,8 +295,7 @@ class MegatronGeneration(GenerationInterface):
                 ready.append((index, Completion(truncated=True)))  # the prompt fills the context
             else:
                 batch.running.add(index)
-                params = sampling_params(row.prompt, self.config, limits, stops=row.stops, greedy=greedy, tag=row.tag)
-                future = driver.submit(row.prompt, params)
+                future = driver.submit(row.prompt, sampling_params(row, self.config, greedy=greedy))
                 future.add_done_callback(functools.partial(_note, batch, index))
         if batch.running:
             self._batches.append(batch)

@@ -6,36 +6,12 @@ sampling and book-keeping; a request named there ends in this very step, with it
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
-Decode = Callable[[list[int]], str]
+from reference_impl.generation.stops import Decode, Stops
 
 STOP_IDS, STOP_STRINGS = "stop_token_ids", "stop_strings"
 """Attributes that travel on Megatron's `SamplingParams`, also through its coordinator."""
-
-
-@dataclass(frozen=True)
-class Stops:
-    """What ends one sequence. What stops it is part of it."""
-
-    token_ids: list[int] = field(default_factory=list)
-    strings: list[str] = field(default_factory=list)
-
-    def completed_by(self, generated: list[int], decode: Decode | None) -> bool:
-        """Whether the last token of `generated` is a stop id or completes a stop string."""
-        if not generated:
-            return False
-        if generated[-1] in self.token_ids:
-            return True
-        if not self.strings:
-            return False
-        if decode is None:
-            raise ValueError("stop_strings needs a tokenizer, and none was given")
-        # A token stands for one byte at least, so the match lies in the last bytes; four more for a character cut open.
-        tail = max(len(string.encode()) for string in self.strings) + 4
-        text = decode(generated[-tail:])
-        return any(string in text for string in self.strings)
 
 
 class StopRule:

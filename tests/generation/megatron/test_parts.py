@@ -13,12 +13,13 @@ from support.table_model import Digits
 
 from reference_impl.config.errors import ConfigError
 from reference_impl.config.loader import load_recipe
+from reference_impl.generation.distribution import processed_log_probs, sample
 from reference_impl.generation.megatron import build
 from reference_impl.generation.megatron.completions import read_completion
-from reference_impl.generation.megatron.requests import Limits, sampling_params, tokens_to_generate, why_refused
-from reference_impl.generation.megatron.sampling import processed_log_probs, sample
-from reference_impl.generation.megatron.stopping import Stops
+from reference_impl.generation.megatron.requests import sampling_params
 from reference_impl.generation.megatron.thread import EngineThread
+from reference_impl.generation.rows import Limits, Row, tokens_to_generate, why_refused
+from reference_impl.generation.stops import Stops
 from reference_impl.models.tiny import SHAPE
 
 
@@ -103,11 +104,11 @@ class TestRequests:
     def test_megatrons_spelling_of_off_and_greedy(self):
         """top_k null -> 0, top_p 1.0 -> 0.0, greedy -> temperature 0 with top_k 1; the engine itself never stops."""
         config = recipe(length=8).policy.generation
-        drawn = sampling_params([1], config, self.limits, stops=Stops([3], ["x"]), greedy=False, tag="t")
+        drawn = sampling_params(Row([1], 7, Stops([3], ["x"]), tag="t"), config, greedy=False)
         assert (drawn.temperature, drawn.top_k, drawn.top_p, drawn.termination_id) == (1.0, 0, 0.0, -1)
         assert (drawn.stop_token_ids, drawn.stop_strings, drawn.tag) == ([3], ["x"], "t")
         assert drawn.num_tokens_to_generate == 7
-        best = sampling_params([1], config, self.limits, stops=Stops(), greedy=True)
+        best = sampling_params(Row([1], 7, Stops()), config, greedy=True)
         assert (best.temperature, best.top_k, best.top_p) == (0.0, 1, 0.0)
         assert type(drawn).deserialize(drawn.serialize()).stop_token_ids == [3]
 

@@ -259,9 +259,11 @@ def test_d7_stop_words_cut_tokens_past_a_boundary(make):
 def megatron_params(backend, prompt, **more):
     """Megatron's parameters for one request, with its own stop words."""
     from reference_impl.generation.megatron.requests import sampling_params
-    from reference_impl.generation.megatron.stopping import Stops
+    from reference_impl.generation.rows import Row, tokens_to_generate
+    from reference_impl.generation.stops import Stops
 
-    params = sampling_params(prompt, backend.config, backend._limits(), stops=Stops(), greedy=True, tag="here")
+    limit = tokens_to_generate(prompt, backend.config, backend._limits())
+    params = sampling_params(Row(prompt, limit, Stops(), tag="here"), backend.config, greedy=True)
     for name, value in more.items():
         setattr(params, name, value)
     return params
