@@ -185,6 +185,11 @@ class GenerationConfig(_Section):
     seed: int = Field(
         1234, ge=0, description="Seed of the sampling streams, one per data-parallel rank; not a NeMo RL key."
     )
+    reuse_across_updates: bool = Field(
+        False,
+        description="Whether cached prefixes of an older checkpoint may be used after an update, each with its own epoch "
+        "reported; the reference backend's alone; not a NeMo RL key.",
+    )
     mcore_generation_config: MCoreGenerationConfig = Field(description="The engine's own settings.")
 
 

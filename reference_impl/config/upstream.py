@@ -111,6 +111,7 @@ UPSTREAM_KEYS: dict[str, UpstreamKey] = {
     "policy.generation.stop_strings": UpstreamKey(since="NeMo RL 0.2"),
     "policy.generation.logprobs_mode": _inference("logprobs_mode", since=OURS),
     "policy.generation.seed": _transformer("inference_sampling_seed", since=OURS),
+    "policy.generation.reuse_across_updates": UpstreamKey(),
     **{f"{MCORE_KEY}.{name}": key for name, key in _ENGINE.items()},
     RECOMPUTE_KEY: _inference("kv_cache_management_mode", since="NeMo RL 0.4"),
 }

@@ -7,7 +7,11 @@ from reference_impl.config.errors import ConfigError, nearest
 from reference_impl.config.schema import Recipe
 from reference_impl.generation.interfaces import GenerationInterface
 
-BACKENDS = {"megatron": "reference_impl.generation.megatron.backend:MegatronGeneration"}
+BACKENDS = {
+    "megatron": "reference_impl.generation.megatron.backend:MegatronGeneration",
+    "reference": "reference_impl.generation.reference.backend:ReferenceGeneration",
+    "huggingface": "reference_impl.generation.huggingface:HuggingFaceGeneration",
+}
 
 
 def create_backend(recipe: Recipe, **parts: Any) -> GenerationInterface:

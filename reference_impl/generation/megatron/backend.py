@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from reference_impl.config.errors import ConfigError
 from reference_impl.config.schema import Recipe
 from reference_impl.generation.batch import BatchedDataDict
 from reference_impl.generation.interfaces import GenerationError, GenerationInterface, Progress
@@ -60,6 +61,11 @@ class MegatronGeneration(GenerationInterface):
             raise ValueError("a shared model needs its shape, and a shape its model: give both or neither")
         self.recipe = recipe
         self.config = recipe.policy.generation
+        if self.config.reuse_across_updates:
+            raise ConfigError(
+                "policy.generation.reuse_across_updates: true, but the engine of backend megatron reports no epoch of its "
+                "own for a prefix that is used again; write false, or backend: reference"
+            )
         self.epoch = 0
         self.asleep = True
         self._driver: Driver | None = None

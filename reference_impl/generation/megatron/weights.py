@@ -6,19 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from reference_impl.generation.updates import check_shapes
+
 
 def check_update(model: Any, shapes: Mapping[str, torch.Size]) -> None:
     """Raise `ValueError` that names the first parameter which is missing, unknown or of another shape."""
-    parameters = dict(model.named_parameters())
-    if unknown := sorted(set(shapes) - set(parameters)):
-        raise ValueError(
-            f"weight {unknown[0]} is not a parameter of the model; names are Megatron's, not Hugging Face's"
-        )
-    for name, parameter in parameters.items():
-        if name not in shapes:
-            raise ValueError(f"weight {name} is missing from the update")
-        if shapes[name] != parameter.shape:
-            raise ValueError(f"weight {name} has shape {list(shapes[name])}, expected {list(parameter.shape)}")
+    check_shapes({name: parameter.shape for name, parameter in model.named_parameters()}, shapes)
 
 
 def copy_weights(model: Any, state_dict: Mapping[str, Tensor]) -> None:

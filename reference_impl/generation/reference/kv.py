@@ -1,0 +1,112 @@
+"""The paged cache itself: keys and values of every layer, by block.
+
+One tensor [layers, KV heads, 2, blocks, block size, head size] holds all of it; the 2 are keys and values. Blocks come before
+positions, so that a block of one head is one contiguous piece, which is what reading through a block table copies.
+"""
+
+import tempfile
+from typing import BinaryIO
+
+import torch
+from torch import Tensor
+
+from reference_impl.generation.interfaces import GenerationError
+from reference_impl.models.llama import LlamaShape
+
+
+class KVCache:
+    """Keys and values of `blocks` blocks of `block_size` tokens, and a copy of them elsewhere while the engine sleeps."""
+
+    def __init__(
+        self, shape: LlamaShape, blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.block_size = block_size
+        self._size = (shape.num_hidden_layers, shape.num_key_value_heads, 2, blocks, block_size, shape.head_dim)
+        self._dtype, self._device = dtype, device
+        self._away: tuple[Tensor, Tensor | BinaryIO] | None = None
+        self.allocate()
+
+    def allocate(self) -> None:
+        """Take the memory."""
+        self.data = torch.empty(self._size, dtype=self._dtype, device=self._device)
+        self.clear([self._size[3] - 1])
+        layers = self.data.flatten(3, 4)
+        self._slots = list(layers.unbind(0))  # [KV heads, 2, slots, head size] of each layer
+        self._blocks = list(self.data.flatten(4, 5).unbind(0))  # [KV heads, 2, blocks, block size * head size]
+
+    def free(self) -> None:
+        """Give the memory back; what was cached is gone, unless `offload` has put it away."""
+        self.data = torch.empty(0, dtype=self._dtype)
+        self._slots, self._blocks = [], []
+
+    def clear(self, blocks: list[int]) -> None:
+        """Zero blocks that are given out. Attention masks slots that nobody has written, but NaN times zero is NaN."""
+        if blocks:
+            self.data[:, :, :, torch.tensor(blocks, device=self._device)] = 0
+
+    def write(self, layer: int, slots: Tensor, keys_and_values: Tensor) -> None:
+        """Store [tokens, KV heads, 2, head size] at `slots` [tokens]: block times block size plus offset."""
+        self._slots[layer].index_copy_(2, slots, keys_and_values.permute(1, 2, 0, 3))
+
+    def read(self, layer: int, table: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Keys and values through a block table [requests, blocks]: each [requests, KV heads, positions, head size]."""
+        found = torch.index_select(self._blocks[layer], 2, table.flatten(), out=out)
+        heads, _, _, _ = found.shape
+        found = found.view(heads, 2, table.shape[0], -1, self._size[-1])
+        return found[:, 0].transpose(0, 1), found[:, 1].transpose(0, 1)
+
+    def room_to_read(self, blocks: int) -> Tensor:
+        """A tensor that `read` can fill for tables of so many blocks in all, layer after layer."""
+        layer = self._blocks[0]
+        return layer.new_empty(layer.shape[0], 2, blocks, layer.shape[3])
+
+    def close(self) -> None:
+        """Let go of memory and file."""
+        self.free()
+        if self._away is not None and not isinstance(self._away[1], Tensor):
+            self._away[1].close()
+        self._away = None
+
+    # --- sleep --------------------------------------------------------------------------------------------------
+
+    def offload(self, blocks: list[int]) -> None:
+        """Put `blocks` away and free the memory: into host memory from a GPU, into a temporary file from a CPU.
+
+        Raises {py:exc}`~reference_impl.generation.interfaces.GenerationError` where they do not fit; the cache is then as
+        it was.
+        """
+        index = torch.tensor(blocks, dtype=torch.long, device=self._device)
+        if self._device.type == "cuda":
+            self._away = (index, self.data[:, :, :, index].cpu())
+        else:
+            self._away = (index, self._to_file(blocks))
+        self.free()
+
+    def restore(self) -> None:
+        """Take the memory again and bring back what `offload` has put away, bit for bit."""
+        self.allocate()
+        if self._away is None:
+            return
+        (index, stored), self._away = self._away, None
+        if isinstance(stored, Tensor):
+            self.data[:, :, :, index] = stored.to(self._device)
+            return
+        with stored as file:
+            for block in index.tolist():
+                raw = bytearray(file.read(self.data[:, :, :, 0].nbytes))
+                self.data[:, :, :, block] = torch.frombuffer(raw, dtype=self._dtype).view_as(self.data[:, :, :, block])
+
+    def _to_file(self, blocks: list[int]) -> BinaryIO:
+        file = tempfile.TemporaryFile()  # noqa: SIM115 - it stays open until `restore`
+        try:
+            for block in blocks:  # one at a time, so that the way to the disk takes no second cache
+                file.write(self.data[:, :, :, block].contiguous().view(torch.uint8).numpy().tobytes())
+            file.flush()
+        except OSError as error:
+            file.close()
+            raise GenerationError(
+                f"kv_cache_management_mode: offload: {len(blocks)} blocks do not fit into {tempfile.gettempdir()} "
+                f"({error.strerror}); the cache is still in memory"
+            ) from error
+        file.seek(0)
+        return file

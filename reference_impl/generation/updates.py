@@ -1,0 +1,27 @@
+"""What a weight update has to be before anything of it is used: complete, of the right shapes, and finite."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+
+def check_shapes(expected: Mapping[str, torch.Size], given: Mapping[str, torch.Size]) -> None:
+    """Raise `ValueError` that names the first weight which is unknown, missing or of another shape."""
+    if unknown := sorted(set(given) - set(expected)):
+        raise ValueError(
+            f"weight {unknown[0]} is not a parameter of the model; one of its names is {next(iter(expected))}"
+        )
+    for name, size in expected.items():
+        if name not in given:
+            raise ValueError(f"weight {name} is missing from the update")
+        if given[name] != size:
+            raise ValueError(f"weight {name} has shape {list(given[name])}, expected {list(size)}")
+
+
+def check_finite(weights: Mapping[str, Tensor]) -> None:
+    """Raise `ValueError` that names the first weight with a NaN or an infinity. Each tensor is read once, none is copied."""
+    for name, weight in weights.items():
+        low, high = torch.aminmax(weight)  # NaN if there is one, and an infinity is an extreme
+        if not (torch.isfinite(low) and torch.isfinite(high)):
+            raise ValueError(f"weight {name} holds {low.item() if not torch.isfinite(low) else high.item()}")
