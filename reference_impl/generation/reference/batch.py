@@ -24,8 +24,9 @@ class Attending:
     `rows`
     : Index of each query in the step's tokens [requests, longest]; a short row repeats its last.
 
-    `table`
-    : Block tables [requests, blocks]; past a request's end they name the reserved block.
+    `pieces`
+    : Where the cache is read [requests, pieces]: block tables, cut into pieces. Past a request's end they name the
+      reserved block.
 
     `last_seen`
     : Last position that each query attends to [requests, longest]; `None` where the step's own tokens are all there is.
@@ -41,7 +42,7 @@ class Attending:
     requests: int
     longest: int
     rows: Tensor
-    table: Tensor
+    pieces: Tensor
     last_seen: Tensor | None
     mask: Tensor | None
     places: Tensor
@@ -67,9 +68,9 @@ class Batch:
 
 
 def make_batch(
-    spans: Sequence[Span], block_size: int, reserved: int, dtype: torch.dtype, device: torch.device
+    spans: Sequence[Span], block_size: int, piece: int, reserved: int, dtype: torch.dtype, device: torch.device
 ) -> Batch:
-    """Lay out the spans of a step; each writes into the blocks that its request holds."""
+    """Lay out the spans of a step; each writes into the blocks that its request holds, and reads them by the `piece`."""
     short = [span for span in spans if span.stop - span.start == 1]
     long = [span for span in spans if span.stop - span.start > 1]
     ordered = [*short, *long]
@@ -80,25 +81,27 @@ def make_batch(
     positions = starts[row_of_token] + np.arange(counts.sum()) - firsts[row_of_token]
     tables = _tables(ordered, block_size, reserved)
     slots = tables[row_of_token, positions // block_size] * block_size + positions % block_size
+    per_block = block_size // piece
+    pieces = (tables[:, :, None] * per_block + np.arange(per_block)).reshape(len(ordered), -1)
     tokens = [token for span in ordered for token in span.request.tokens[span.start : span.stop]]
 
     def attending(rows: slice) -> Attending | None:
         if not ordered[rows]:
             return None
         begin, count = starts[rows][:, None], counts[rows][:, None]
-        width, longest = -(-int((begin + count).max()) // block_size), int(count.max())
+        width, longest = -(-int((begin + count).max()) // piece), int(count.max())
         inside = np.arange(longest)
         clipped = np.minimum(inside, count - 1)
         # A step of whole prompts needs no cache: causal attention among its own tokens is all.
         seen = to(begin + clipped) if longest == 1 or begin.any() else None
-        fits = len(begin) * longest * width * block_size <= MASK_LIMIT
+        fits = len(begin) * longest * width * piece <= MASK_LIMIT
         return Attending(
             requests=len(begin),
             longest=longest,
             rows=to(firsts[rows][:, None] + clipped),
-            table=to(tables[rows, :width]),
+            pieces=to(pieces[rows, :width]),
             last_seen=seen,
-            mask=mask_for(seen, width * block_size, dtype) if seen is not None and fits else None,
+            mask=mask_for(seen, width * piece, dtype) if seen is not None and fits else None,
             places=to(np.flatnonzero(inside < count)),
         )
 

@@ -85,11 +85,12 @@ class ReferenceEngine:
         spans = self.scheduler.schedule()
         if not spans:
             return []
-        weights = self.weights
-        batch = make_batch(spans, self.limits.block_size_tokens, self.pool.reserved, weights.dtype, weights.device)
+        weights, cache = self.weights, self.cache
+        size = self.limits.block_size_tokens
+        batch = make_batch(spans, size, cache.piece, self.pool.reserved, weights.dtype, weights.device)
         self._stamp(batch)
         rows, sampled = self._rows_to_look_at(batch)
-        hidden = forward(weights, self.cache, self._rope, batch, rows)
+        hidden = forward(weights, cache, self._rope, batch, rows)
         for span in spans:
             span.request.cached = span.stop
         done = self._sample(sampled, hidden[: len(sampled)]) if sampled else []
@@ -125,7 +126,7 @@ class ReferenceEngine:
         rows = [int(end) - 1 for end, span in zip(ends, batch.spans, strict=True) if span.samples]
         for end, span in zip(ends, batch.spans, strict=True):
             rows += [int(end) - span.stop + position for position in _prompt_positions(span)]
-        return torch.tensor(rows, device=self.weights.device), sampled
+        return torch.tensor(rows, dtype=torch.int64, device=self.weights.device), sampled
 
     def _sample(self, spans: list[Span], hidden: Tensor) -> list[tuple[Request, Completion]]:
         """Append a token to each span's request; those that this ends, as completions."""

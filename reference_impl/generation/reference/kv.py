@@ -4,6 +4,7 @@ One tensor [layers, KV heads, 2, blocks, block size, head size] holds all of it;
 positions, so that a block of one head is one contiguous piece, which is what reading through a block table copies.
 """
 
+import math
 import tempfile
 from typing import BinaryIO
 
@@ -13,6 +14,9 @@ from torch import Tensor
 from reference_impl.generation.interfaces import GenerationError
 from reference_impl.models.llama import LlamaShape
 
+PIECE = 16
+"""Positions that are read together where a block has so many: a request that fills little of a large block costs little."""
+
 
 class KVCache:
     """Keys and values of `blocks` blocks of `block_size` tokens, and a copy of them elsewhere while the engine sleeps."""
@@ -20,7 +24,7 @@ class KVCache:
     def __init__(
         self, shape: LlamaShape, blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self.block_size = block_size
+        self.piece = math.gcd(block_size, PIECE)
         self._size = (shape.num_hidden_layers, shape.num_key_value_heads, 2, blocks, block_size, shape.head_dim)
         self._dtype, self._device = dtype, device
         self._away: tuple[Tensor, Tensor | BinaryIO] | None = None
@@ -32,33 +36,33 @@ class KVCache:
         self.clear([self._size[3] - 1])
         layers = self.data.flatten(3, 4)
         self._slots = list(layers.unbind(0))  # [KV heads, 2, slots, head size] of each layer
-        self._blocks = list(self.data.flatten(4, 5).unbind(0))  # [KV heads, 2, blocks, block size * head size]
+        # [KV heads, 2, pieces, piece * head size]
+        self._pieces = [layer.view(*layer.shape[:2], -1, self.piece * layer.shape[3]) for layer in self._slots]
 
     def free(self) -> None:
         """Give the memory back; what was cached is gone, unless `offload` has put it away."""
         self.data = torch.empty(0, dtype=self._dtype)
-        self._slots, self._blocks = [], []
+        self._slots, self._pieces = [], []
 
     def clear(self, blocks: list[int]) -> None:
         """Zero blocks that are given out. Attention masks slots that nobody has written, but NaN times zero is NaN."""
         if blocks:
-            self.data[:, :, :, torch.tensor(blocks, device=self._device)] = 0
+            self.data.index_fill_(3, torch.tensor(blocks, device=self._device), 0)
 
     def write(self, layer: int, slots: Tensor, keys_and_values: Tensor) -> None:
         """Store [tokens, KV heads, 2, head size] at `slots` [tokens]: block times block size plus offset."""
         self._slots[layer].index_copy_(2, slots, keys_and_values.permute(1, 2, 0, 3))
 
-    def read(self, layer: int, table: Tensor, out: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Keys and values through a block table [requests, blocks]: each [requests, KV heads, positions, head size]."""
-        found = torch.index_select(self._blocks[layer], 2, table.flatten(), out=out)
-        heads, _, _, _ = found.shape
-        found = found.view(heads, 2, table.shape[0], -1, self._size[-1])
+    def read(self, layer: int, pieces: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of `pieces` [requests, pieces], through `out`: each [requests, KV heads, positions, head size]."""
+        found = torch.index_select(self._pieces[layer], 2, pieces.flatten(), out=out)
+        found = found.view(found.shape[0], 2, pieces.shape[0], -1, self._size[-1])
         return found[:, 0].transpose(0, 1), found[:, 1].transpose(0, 1)
 
-    def room_to_read(self, blocks: int) -> Tensor:
-        """A tensor that `read` can fill for tables of so many blocks in all, layer after layer."""
-        layer = self._blocks[0]
-        return layer.new_empty(layer.shape[0], 2, blocks, layer.shape[3])
+    def room_to_read(self, pieces: int) -> Tensor:
+        """A tensor that `read` can fill with so many pieces in all, layer after layer."""
+        layer = self._pieces[0]
+        return layer.new_empty(layer.shape[0], 2, pieces, layer.shape[3])
 
     def close(self) -> None:
         """Let go of memory and file."""

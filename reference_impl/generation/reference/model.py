@@ -32,42 +32,44 @@ def forward(weights: Weights, cache: KVCache, rope: Rope, batch: Batch, rows: Te
     queries = shape.num_attention_heads // groups
     x = weights.embedding[batch.tokens]
     cos, sin = rope.cos[batch.positions][:, None, None], rope.sin[batch.positions][:, None, None]
-    room = [cache.room_to_read(a.table.numel()) if a else None for a in (batch.decode, batch.prefill)]
+    room = [cache.room_to_read(a.pieces.numel() if a else 0) for a in (batch.decode, batch.prefill)]
     for number, (norm, qkv, proj, mlp_norm, fc1, fc2) in enumerate(weights.layers):
-        fused = product(rms_norm(x, norm, shape), qkv).view(-1, groups, queries + 2, dim)
+        fused = product(rms_norm(x, norm, weights), qkv).view(-1, groups, queries + 2, dim)
         turned = fused[:, :, : queries + 1]
         torch.addcmul(turned * cos, turned.roll(dim // 2, -1), sin, out=turned)
         cache.write(number, batch.slots, fused[:, :, queries:])
         attended = attention(number, fused, cache, batch, queries, room)
         x = product_added(attended, proj, x)
-        both = product(rms_norm(x, mlp_norm, shape), fc1)
+        both = product(rms_norm(x, mlp_norm, weights), fc1)
         gate, up = both.chunk(2, dim=-1)
         x = product_added(F.silu(gate).mul_(up), fc2, x)
-    return rms_norm(x[rows], weights.final_norm, shape)
+    return rms_norm(x[rows], weights.final_norm, weights)
 
 
-def rms_norm(x: Tensor, weight: Tensor, shape: LlamaShape) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, weights: Weights) -> Tensor:
     """`x` over its root mean square, times `weight`."""
-    return F.rms_norm(x, (x.shape[-1],), weight, shape.rms_norm_eps)
+    if x.device.type != "cpu" or x.dtype is not torch.float32:
+        return F.rms_norm(x, (x.shape[-1],), weight, weights.shape.rms_norm_eps)
+    # On a CPU PyTorch's own is a dozen kernels, each a few microseconds for a decode step's few rows; these are five.
+    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return (x * torch.addcmul(weights.eps, length, length, value=1 / x.shape[-1]).rsqrt_()).mul_(weight)
 
 
 # --- attention: the one place where kernels for a device would go -------------------------------------------------------
 
 
-def attention(
-    layer: int, fused: Tensor, cache: KVCache, batch: Batch, queries: int, room: list[Tensor | None]
-) -> Tensor:
+def attention(layer: int, fused: Tensor, cache: KVCache, batch: Batch, queries: int, room: list[Tensor]) -> Tensor:
     """[tokens, heads * head size] of `fused` [tokens, KV heads, queries + 2, head size], whose keys and values are cached."""
     parts, first = [], batch.decode_rows
     if batch.decode is not None:
-        found = cache.read(layer, batch.decode.table, out=room[0])
+        found = cache.read(layer, batch.decode.pieces, room[0])
         parts.append(decode_attention(fused[:first, :, :queries], *found, batch.decode))
     if batch.prefill is not None:
         own, a = fused[first:].index_select(0, (batch.prefill.rows - first).flatten()), batch.prefill
         own = own.view(a.requests, a.longest, *fused.shape[1:])
         found = (own[..., queries, :].transpose(1, 2), own[..., queries + 1, :].transpose(1, 2))
         if a.last_seen is not None:
-            found = cache.read(layer, a.table, out=room[1])
+            found = cache.read(layer, a.pieces, room[1])
         parts.append(prefill_attention(own[..., :queries, :], *found, a))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 

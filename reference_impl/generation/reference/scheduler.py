@@ -167,11 +167,11 @@ class Scheduler:
             if needs > room or len(resumed) >= most:
                 break
             resumed.append(request)
-        for request in resumed:
-            if self._needs_block(request):
-                new = self.pool.allocate(1)
-                self._fresh(new)
-                request.blocks += new
+        growing = [request for request in resumed if self._needs_block(request)]
+        new = self.pool.allocate(len(growing))
+        self._fresh(new)
+        for request, block in zip(growing, new, strict=True):
+            request.blocks.append(block)
         self.paused -= len(resumed)
 
     def _evict(self) -> list[Request]:

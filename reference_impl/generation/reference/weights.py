@@ -45,6 +45,7 @@ class Weights:
         model: Any = None,
     ) -> None:
         self.shape, self.dtype, self.device = shape, dtype, torch.device(device)
+        self.eps = torch.tensor(shape.rms_norm_eps)  # a tensor once, for a number would be made into one at each use
         self._parameters = dict(model.named_parameters()) if model is not None else None
         self._read: dict[str, Tensor] = {}  # what the forward pass reads
         self.shapes: dict[str, torch.Size] = {}
