@@ -34,6 +34,12 @@ SETTINGS = (
 
 def demo(
     model: Annotated[str, typer.Option(help="smollm2, tiny, a model folder or a .gguf file.")] = "smollm2",
+    backend: Annotated[
+        str,
+        typer.Option(
+            help="Generation backend. Another than megatron is held to Megatron's engine, on the same prompts."
+        ),
+    ] = "megatron",
     mode: Annotated[str, typer.Option(help="direct or coordinator.")] = "direct",
     update_every: Annotated[int, typer.Option(min=1, help="Sampled tokens between the two weight updates.")] = 104,
     run_folder: Annotated[Path | None, typer.Option(help="Where results go. Default: runs/demo-DATE-TIME.")] = None,
@@ -44,8 +50,8 @@ def demo(
 
     from reference_impl.config.loader import load_recipe
 
-    options = [f"policy.model_name={as_yaml(model)}", f"policy.generation.mode={as_yaml(mode)}"]
-    recipe = load_recipe(None, [*options, *SETTINGS])
+    options = [f"policy.model_name={as_yaml(model)}", f"policy.generation.mode={as_yaml(mode)}", *SETTINGS]
+    recipe = load_recipe(None, [*options, f"policy.generation.backend={as_yaml(backend)}"])
 
     from reference_impl.cli.session import Updates, generate_run, interrupt_held, open_run
     from reference_impl.generation.registry import create_backend
@@ -72,6 +78,16 @@ def demo(
     print(
         f"{len(run.updates)} weight updates; {several} of {len(run.sequences)} answers carry more than one policy epoch"
     )
+    if backend != "megatron" and not interrupted:
+        from reference_impl.cli.stamps import stamp_differences
+
+        beside = writer.path.parent / "megatron"
+        with create_backend(load_recipe(None, options)) as engine, open_run("demo", beside) as other:
+            other.header(model=model, backend="megatron", mode=mode, epoch=engine.epoch)
+            updates = Updates(update_every, most=2)
+            generate_run(engine, prompts, other, greedy=True, updates=updates, finished=lambda record: None, stop=stop)
+        for line in stamp_differences(run.sequences, read_run(other.path).sequences):
+            print(line)
     print(f"run:    {writer.path}")
     print(f"report: {report}")
     if interrupted:

@@ -124,22 +124,22 @@ def check_weights(weights: Mapping[str, Tensor], shape: LlamaShape, source: str)
 
 
 def megatron_from_hf(weights: Mapping[str, Tensor], shape: LlamaShape) -> Iterator[tuple[str, Tensor]]:
-    """Yield (Megatron name, tensor) for a Hugging Face Llama state dict, one tensor at a time."""
+    """Yield (Megatron name, tensor) for a Hugging Face Llama state dict, one tensor at a time, in a `GPTModel`'s order."""
     groups, dim = shape.num_key_value_heads, shape.head_dim
     per_group = shape.num_attention_heads // groups
     yield "embedding.word_embeddings.weight", weights["model.embed_tokens.weight"]
     for i in range(shape.num_hidden_layers):
         hf, mc = f"model.layers.{i}.", f"decoder.layers.{i}."
+        yield mc + "input_layernorm.weight", weights[hf + "input_layernorm.weight"]
+        yield mc + "self_attention.linear_proj.weight", weights[hf + "self_attn.o_proj.weight"]
         q = weights[hf + "self_attn.q_proj.weight"].view(groups, per_group * dim, -1)
         k = weights[hf + "self_attn.k_proj.weight"].view(groups, dim, -1)
         v = weights[hf + "self_attn.v_proj.weight"].view(groups, dim, -1)
         yield mc + "self_attention.linear_qkv.weight", torch.cat([q, k, v], dim=1).flatten(0, 1)
-        yield mc + "self_attention.linear_proj.weight", weights[hf + "self_attn.o_proj.weight"]
+        yield mc + "pre_mlp_layernorm.weight", weights[hf + "post_attention_layernorm.weight"]
         gate, up = weights[hf + "mlp.gate_proj.weight"], weights[hf + "mlp.up_proj.weight"]
         yield mc + "mlp.linear_fc1.weight", torch.cat([gate, up])
         yield mc + "mlp.linear_fc2.weight", weights[hf + "mlp.down_proj.weight"]
-        yield mc + "input_layernorm.weight", weights[hf + "input_layernorm.weight"]
-        yield mc + "pre_mlp_layernorm.weight", weights[hf + "post_attention_layernorm.weight"]
     yield "decoder.final_layernorm.weight", weights["model.norm.weight"]
     if not shape.tie_word_embeddings:
         yield "output_layer.weight", weights["lm_head.weight"]

@@ -40,3 +40,14 @@ def test_an_interrupted_demo_reports_what_there_is(genref, tmp_path, monkeypatch
     assert policies(run) == [2] * 8
     assert "ended early: interrupted" in result.out
     assert "Ended early: interrupted" in (tmp_path / "cut" / "report.html").read_text(encoding="utf-8")
+
+
+def test_another_backend_is_held_to_megatrons_engine(genref, tmp_path):
+    """Two updates move eight answers' stamps: Megatron calls the last token before each one epoch too new, 16 in all."""
+    result = genref("demo", "--model", "tiny", "--backend", "reference", "--run-folder", "both")
+    assert (result.status, result.err) == (0, "")
+    lines = result.out.splitlines()
+    assert "beside Megatron's engine: 8 of 8 answers and 8 of 8 exact records agree" in lines
+    assert any(line.startswith("its own policy stamps differ from ours for 16 of ") for line in lines)
+    assert any(line.startswith("its own KV stamps agree with ours for all ") for line in lines)
+    assert len(read_run(tmp_path / "both" / "megatron").sequences) == 8
