@@ -4,6 +4,8 @@ A packed weight is a copy in the layout that oneDNN's kernels read. It serves an
 back bit for bit. Where packing does not apply (CUDA, bfloat16, no oneDNN), the plain tensor is used where it lies.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -36,3 +38,29 @@ def product_added(x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
     if weight.is_mkldnn:
         return torch.ops.mkldnn._linear_pointwise.binary(x, residual, weight, None, "add")
     return F.linear(x, weight).add_(residual)
+
+
+# --- beside the parameters of a model that somebody else runs -------------------------------------------------------------
+
+COPY = "packed_copy"
+"""Attribute of a parameter: the version of its values that was packed, and the packed copy."""
+
+
+def keep_packed(model: Any) -> None:
+    """Put a packed copy beside each matrix of the model, in place of the one that was there; one full copy in all."""
+    for parameter in model.parameters():
+        if can_pack(parameter) and parameter.ndim == 2:
+            setattr(parameter, COPY, (parameter._version, pack(parameter)))
+
+
+def drop_packed(model: Any) -> None:
+    """Take the copies away."""
+    for parameter in model.parameters():
+        if hasattr(parameter, COPY):
+            delattr(parameter, COPY)
+
+
+def packed_or_plain(weight: Tensor) -> Tensor:
+    """The packed copy of a parameter, or the parameter itself where there is none or its values have changed since."""
+    version, packed = getattr(weight, COPY, (None, None))
+    return packed if packed is not None and version == weight._version else weight

@@ -32,6 +32,7 @@ class KVCache:
 
     def allocate(self) -> None:
         """Take the memory."""
+        self._room = torch.empty(0, dtype=self._dtype, device=self._device)
         self.data = torch.empty(self._size, dtype=self._dtype, device=self._device)
         self.clear([self._size[3] - 1])
         layers = self.data.flatten(3, 4)
@@ -41,7 +42,7 @@ class KVCache:
 
     def free(self) -> None:
         """Give the memory back; what was cached is gone, unless `offload` has put it away."""
-        self.data = torch.empty(0, dtype=self._dtype)
+        self.data = self._room = torch.empty(0, dtype=self._dtype)
         self._slots, self._pieces = [], []
 
     def clear(self, blocks: list[int]) -> None:
@@ -53,16 +54,18 @@ class KVCache:
         """Store [tokens, KV heads, 2, head size] at `slots` [tokens]: block times block size plus offset."""
         self._slots[layer].index_copy_(2, slots, keys_and_values.permute(1, 2, 0, 3))
 
-    def read(self, layer: int, pieces: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of `pieces` [requests, pieces], through `out`: each [requests, KV heads, positions, head size]."""
-        found = torch.index_select(self._pieces[layer], 2, pieces.flatten(), out=out)
-        found = found.view(found.shape[0], 2, pieces.shape[0], -1, self._size[-1])
-        return found[:, 0].transpose(0, 1), found[:, 1].transpose(0, 1)
+    def read(self, layer: int, pieces: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of `pieces` [requests, pieces]: each [requests, KV heads, positions, head size].
 
-    def room_to_read(self, pieces: int) -> Tensor:
-        """A tensor that `read` can fill with so many pieces in all, layer after layer."""
-        layer = self._pieces[0]
-        return layer.new_empty(layer.shape[0], 2, pieces, layer.shape[3])
+        They lie in memory that the next call fills again, so that a steady step takes no new memory for them.
+        """
+        source = self._pieces[layer]
+        size = (source.shape[0], 2, pieces.numel(), source.shape[3])
+        if self._room.numel() < math.prod(size):
+            self._room = source.new_empty(math.prod(size))
+        found = torch.index_select(source, 2, pieces.flatten(), out=self._room[: math.prod(size)].view(size))
+        found = found.view(*size[:2], pieces.shape[0], -1, self._size[-1])
+        return found[:, 0].transpose(0, 1), found[:, 1].transpose(0, 1)
 
     def close(self) -> None:
         """Let go of memory and file."""

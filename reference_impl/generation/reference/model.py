@@ -32,13 +32,12 @@ def forward(weights: Weights, cache: KVCache, rope: Rope, batch: Batch, rows: Te
     queries = shape.num_attention_heads // groups
     x = weights.embedding[batch.tokens]
     cos, sin = rope.cos[batch.positions][:, None, None], rope.sin[batch.positions][:, None, None]
-    room = [cache.room_to_read(a.pieces.numel() if a else 0) for a in (batch.decode, batch.prefill)]
     for number, (norm, qkv, proj, mlp_norm, fc1, fc2) in enumerate(weights.layers):
         fused = product(rms_norm(x, norm, weights), qkv).view(-1, groups, queries + 2, dim)
         turned = fused[:, :, : queries + 1]
         torch.addcmul(turned * cos, turned.roll(dim // 2, -1), sin, out=turned)
         cache.write(number, batch.slots, fused[:, :, queries:])
-        attended = attention(number, fused, cache, batch, queries, room)
+        attended = attention(number, fused, cache, batch, queries)
         x = product_added(attended, proj, x)
         both = product(rms_norm(x, mlp_norm, weights), fc1)
         gate, up = both.chunk(2, dim=-1)
@@ -58,18 +57,18 @@ def rms_norm(x: Tensor, weight: Tensor, weights: Weights) -> Tensor:
 # --- attention: the one place where kernels for a device would go -------------------------------------------------------
 
 
-def attention(layer: int, fused: Tensor, cache: KVCache, batch: Batch, queries: int, room: list[Tensor]) -> Tensor:
+def attention(layer: int, fused: Tensor, cache: KVCache, batch: Batch, queries: int) -> Tensor:
     """[tokens, heads * head size] of `fused` [tokens, KV heads, queries + 2, head size], whose keys and values are cached."""
     parts, first = [], batch.decode_rows
     if batch.decode is not None:
-        found = cache.read(layer, batch.decode.pieces, room[0])
+        found = cache.read(layer, batch.decode.pieces)
         parts.append(decode_attention(fused[:first, :, :queries], *found, batch.decode))
     if batch.prefill is not None:
         own, a = fused[first:].index_select(0, (batch.prefill.rows - first).flatten()), batch.prefill
         own = own.view(a.requests, a.longest, *fused.shape[1:])
         found = (own[..., queries, :].transpose(1, 2), own[..., queries + 1, :].transpose(1, 2))
         if a.last_seen is not None:
-            found = cache.read(layer, a.pieces, room[1])
+            found = cache.read(layer, a.pieces)
         parts.append(prefill_attention(own[..., :queries, :], *found, a))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 

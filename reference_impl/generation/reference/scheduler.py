@@ -109,7 +109,7 @@ class Scheduler:
         if not self.limits.chunked_prefill and remaining <= self.limits.max_tokens:
             return remaining if remaining <= budget else 0
         chunk = min(remaining, budget)
-        if remaining - chunk == 1:
+        if remaining - chunk == 1 and self.limits.max_tokens > 1:
             chunk -= 1  # as upstream: a last chunk of one token would run in its decode kernel
         return max(chunk, 0)
 
