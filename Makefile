@@ -2,7 +2,7 @@
 # `make` alone lists the targets.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test fuzz docs mutate-docs check format lock clean
+.PHONY: help setup demo test fuzz docs mutate-docs upstream-tests check format lock clean
 
 # Nothing here may fetch a model: what the project needs is installed by set-up.
 export HF_HUB_OFFLINE := 1
@@ -68,6 +68,11 @@ mutate-docs: .venv/.ready  ## change one thing at a time on the pages, list what
 	@$(bin)/python -m reference_impl.doctesting.mutation --checks conftest:CHECKS --excuses docs/equivalent-mutants.toml \
 		--preload torch --preload megatron.core \
 		$(if $(COUNT),--count $(COUNT)) $(if $(SEED),--seed $(SEED)) $(if $(PAGE),--page $(PAGE)) $(if $(ALL),--all)
+
+upstream-tests: .venv/.ready  ## run Megatron-LM's inference tests on the CPU platform (UPSTREAM=DIR ARGS=word WRITE=1)
+	@$(if $(UPSTREAM),,echo "upstream-tests: say where Megatron-LM is checked out: UPSTREAM=DIR" >&2; exit 2;) \
+		$(bin)/python -m reference_impl.platforms.upstream_tests '$(UPSTREAM)' $(ARGS) \
+		$(if $(WRITE),--write docs/design/cpu-platform.md)
 
 check: .venv/.ready  ## lint, formatting and types
 	@$(bin)/ruff check

@@ -8,8 +8,9 @@ import sys
 import pytest
 import torch
 from support.batches import prompts, recipe
-from support.table_model import SHAPE, chain, table_model
+from support.table_model import table_model
 
+from reference_impl.conformance.table_model import SHAPE, chain
 from reference_impl.platforms import cpu
 from reference_impl.platforms.seams import Seam, install
 
