@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, NotRequired, Self, TypedDict
+from typing import Any, ClassVar, NotRequired, Self, TypedDict
 
 import torch
 from torch import Tensor
@@ -98,8 +98,11 @@ class GenerationInterface(ABC):
     * `epoch`: the checkpoint that the engine generates with, 0 until the first `update_weights`.
     * `model`: the model whose parameters generate.
     * `tokenizer`: the tokenizer of stop strings and of the end-of-sequence id, or `None`.
+    * `does_not_claim`: features that a backend does without, each with its reason; it is not held to the checks about
+      them. {py:data}`~reference_impl.conformance.suite.FEATURES` has their names.
     """
 
+    does_not_claim: ClassVar[dict[str, str]] = {}
     config: GenerationConfig
     epoch: int
     model: Any

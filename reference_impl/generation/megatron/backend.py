@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ from reference_impl.generation.stops import Decode, stops_for
 from reference_impl.models.catalog import Checkpoint, Tokenizer, find_model
 from reference_impl.models.gpt import build_gpt_model
 from reference_impl.models.llama import LlamaShape
+from reference_impl.platforms.packed import drop_packed, keep_packed
 from reference_impl.staleness.tracker import StalenessTracker
 
 REPLY_S = 0.1
@@ -53,6 +54,15 @@ class MegatronGeneration(GenerationInterface):
     are read where they lie, so what training writes, generation reads. `tokenizer` is only needed for `stop_strings` and
     for the end-of-sequence id that stops a sequence when `stop_token_ids` is null.
     """
+
+    does_not_claim: ClassVar[dict[str, str]] = {
+        "exact-admission": "the engine reserves a slot for the last sampled token too",
+        "prompt-logprobs": "they are not read off the engine",
+        "own-streams": "the engine samples a batch from one random stream",
+        "finite-logits": "the engine samples from whatever logits there are",
+        "finite-weights": "weights are copied as they are",
+    }
+    """Features of the conformance suite that this backend does without, and why."""
 
     def __init__(
         self, recipe: Recipe, *, model: Any = None, shape: LlamaShape | None = None, tokenizer: Tokenizer | None = None
@@ -88,6 +98,7 @@ class MegatronGeneration(GenerationInterface):
         """Build the engine on the first call, wake it on later ones; a running engine is left alone."""
         if not self.asleep:
             return True
+        keep_packed(self.model)
         if self._driver is None:
             self._driver = self._start()
             self._driver.update(lambda: None, self.epoch)
@@ -101,6 +112,7 @@ class MegatronGeneration(GenerationInterface):
         """Suspend the engine; its flag that the process is in inference mode goes down, so the model can train."""
         if self._driver is not None and not self.asleep:
             self._driver.suspend()
+            drop_packed(self.model)  # what changes the weights now need not tell
             self.asleep = True
         return True
 
@@ -119,6 +131,7 @@ class MegatronGeneration(GenerationInterface):
             atexit.unregister(self.shutdown)
             self.asleep = True
             self._batches.clear()
+            drop_packed(self.model)
             driver.close()
         return True
 
@@ -134,14 +147,12 @@ class MegatronGeneration(GenerationInterface):
             raise ValueError(f"epoch {epoch} is older than the current epoch {self.epoch}")
         if state_dict is not None:
             check_update(self.model, {name: tensor.shape for name, tensor in state_dict.items()})
-            weights = state_dict
 
-            def change() -> None:
-                copy_weights(self.model, weights)
-        else:
-
-            def change() -> None:
-                pass
+        def change() -> None:
+            if state_dict is not None:
+                copy_weights(self.model, state_dict)
+            if not self.asleep:
+                keep_packed(self.model)
 
         if self._driver is None:
             change()

@@ -17,6 +17,7 @@ from reference_impl.generation.updates import check_shapes
 from reference_impl.models.catalog import Tokenizer, find_model
 from reference_impl.models.llama import LlamaShape, megatron_from_hf
 from reference_impl.planning.cache import Setup, kv_cache
+from reference_impl.staleness.tracker import StalenessTracker
 
 
 class ReferenceGeneration(SteppedGeneration):
@@ -101,6 +102,7 @@ class ReferenceGeneration(SteppedGeneration):
         Names are Megatron's. What is incomplete, misshapen or not finite is refused whole (`ValueError`), and the weights
         stay. With `kv_cache_management_mode: recompute` the cache of running requests is dropped and computed again.
         """
+        StalenessTracker(epoch)  # refuses what is no epoch, before anything is changed
         if epoch < self.epoch:
             raise ValueError(f"epoch {epoch} is older than the current epoch {self.epoch}")
         if self._engine is None:

@@ -33,7 +33,7 @@ class Attending:
 
     `mask`
     : What is added to attention scores [requests, 1, longest, positions], 0 or minus infinity; `None` without
-      `last_seen`, and where it would be too large.
+      `last_seen`, and where it would be too large, which one query a request never is.
 
     `places`
     : Where each token's output lies in the flattened [requests * longest].
@@ -94,7 +94,7 @@ def make_batch(
         clipped = np.minimum(inside, count - 1)
         # A step of whole prompts needs no cache: causal attention among its own tokens is all.
         seen = to(begin + clipped) if longest == 1 or begin.any() else None
-        fits = len(begin) * longest * width * piece <= MASK_LIMIT
+        fits = longest == 1 or len(begin) * longest * width * piece <= MASK_LIMIT
         return Attending(
             requests=len(begin),
             longest=longest,

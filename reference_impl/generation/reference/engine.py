@@ -157,6 +157,7 @@ class ReferenceEngine:
             request = span.request
             if not np.isfinite(logprob):
                 self._requests.pop(request.id)
+                self.forget_prefixes()  # its first chunks may be known already, and hold what is not finite
                 error = (
                     f"the logits of token {span.stop} are not finite under the weights of epoch {self.tracker.epoch}"
                 )

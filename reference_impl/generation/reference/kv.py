@@ -4,6 +4,7 @@ One tensor [layers, KV heads, 2, blocks, block size, head size] holds all of it;
 positions, so that a block of one head is one contiguous piece, which is what reading through a block table copies.
 """
 
+import contextlib
 import math
 import tempfile
 from typing import BinaryIO
@@ -104,16 +105,19 @@ class KVCache:
                 self.data[:, :, :, block] = torch.frombuffer(raw, dtype=self._dtype).view_as(self.data[:, :, :, block])
 
     def _to_file(self, blocks: list[int]) -> BinaryIO:
-        file = tempfile.TemporaryFile()  # noqa: SIM115 - it stays open until `restore`
+        file = None
         try:
+            file = tempfile.TemporaryFile()  # noqa: SIM115 - it stays open until `restore`
             for block in blocks:  # one at a time, so that the way to the disk takes no second cache
                 file.write(self.data[:, :, :, block].contiguous().view(torch.uint8).numpy().tobytes())
             file.flush()
         except OSError as error:
-            file.close()
+            if file is not None:
+                with contextlib.suppress(OSError):  # what is still in its buffer does not fit either
+                    file.close()
             raise GenerationError(
-                f"kv_cache_management_mode: offload: {len(blocks)} blocks do not fit into {tempfile.gettempdir()} "
-                f"({error.strerror}); the cache is still in memory"
+                f"kv_cache_management_mode: offload: {len(blocks)} blocks do not fit into "
+                f"{tempfile.tempdir or 'a temporary file'} ({error.strerror or error}); the cache is still in memory"
             ) from error
         file.seek(0)
         return file

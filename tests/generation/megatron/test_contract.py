@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 from support.batches import prompts, recipe, response_logprobs, responses
-from support.table_model import SHAPE, Digits, chain, megatron_weights_for, row, table_model
+from support.table_model import megatron_weights_for, table_model
 
+from reference_impl.conformance.table_model import SHAPE, Digits, chain, row
 from reference_impl.generation.interfaces import GenerationError, verify_right_padding
 from reference_impl.generation.megatron.backend import MegatronGeneration
 

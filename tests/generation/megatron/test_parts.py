@@ -9,10 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.batches import recipe
-from support.table_model import Digits
 
 from reference_impl.config.errors import ConfigError
 from reference_impl.config.loader import load_recipe
+from reference_impl.conformance.table_model import Digits
 from reference_impl.generation.distribution import processed_log_probs, sample
 from reference_impl.generation.megatron import build
 from reference_impl.generation.megatron.completions import read_completion

@@ -3,8 +3,9 @@
 import pytest
 import torch
 from support.batches import prompts, recipe, response_logprobs, responses, tokens_of
-from support.table_model import SHAPE, Digits, chain, table_model
+from support.table_model import table_model
 
+from reference_impl.conformance.table_model import SHAPE, Digits, chain
 from reference_impl.generation.interfaces import GenerationError
 from reference_impl.generation.megatron.backend import MegatronGeneration
 from reference_impl.models.checkpoints import parameters_of, perturbed

@@ -10,8 +10,9 @@ from collections import Counter
 
 import pytest
 from support.batches import prompts, tokens_of
-from support.table_model import SHAPE, Digits, chain, table_model
+from support.table_model import table_model
 
+from reference_impl.conformance.table_model import SHAPE, Digits, chain
 from reference_impl.generation.interfaces import Progress
 from reference_impl.generation.megatron import drivers
 from reference_impl.staleness.consumption import consume
