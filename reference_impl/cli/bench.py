@@ -1,62 +1,187 @@
-"""`genref bench`: decode speed beside transformers, and what staleness costs, each measured in one run."""
+"""`genref bench`: systems side by side in one run, and where time and memory go, each as a share or a ratio."""
 
-import json
-from typing import Annotated, Any
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from reference_impl.cli.quiet import quiet_upstream
 from reference_impl.config.errors import ConfigError
 
-app = typer.Typer(help="Measure speed, each time as a share or a ratio within one run.", rich_markup_mode=None)
+if TYPE_CHECKING:
+    from reference_impl.bench.results import Results
+    from reference_impl.bench.systems import Load, Place, System
+
+app = typer.Typer(
+    help="Measure speed and memory, each time as a share or a ratio within one run.", rich_markup_mode=None
+)
 
 Overrides = Annotated[list[str] | None, typer.Argument(help="Changes to the recipe: key=value.")]
+Model = Annotated[str, typer.Option(help="smollm2, tiny or a model folder.")]
+JsonFile = Annotated[Path | None, typer.Option("--json", help="Write what was found, unrounded, as JSON.")]
 
 
 @app.callback(invoke_without_command=True)
-def every(context: typer.Context) -> None:
-    """Measure speed, each time as a share or a ratio within one run. Without a name: everything, with its defaults."""
-    if context.invoked_subcommand is None:
-        decode()
-        staleness()
+def compare(
+    context: typer.Context,
+    backends: Annotated[
+        str, typer.Option(metavar="A,B,...", help="Systems to compare; huggingface is transformers.generate.")
+    ] = "reference,megatron,huggingface,vllm",
+    batch: Annotated[str, typer.Option(metavar="N,N,...", help="Batch sizes.")] = "1,8,32",
+    prompt_tokens: Annotated[int, typer.Option("--in", min=1, help="Tokens of each prompt.")] = 64,
+    new_tokens: Annotated[int, typer.Option("--out", min=6, help="Tokens sampled for each prompt.")] = 36,
+    model: Model = "smollm2",
+    rounds: Annotated[int, typer.Option(min=1, help="Counted rounds; in each, every system has its turn.")] = 3,
+    vllm_python: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Python of an environment with vLLM, if it is not in this one.")
+    ] = None,
+    json_file: JsonFile = None,
+    plot: Annotated[Path | None, typer.Option(help="Write a roofline plot, a page or .svg.")] = None,
+) -> None:
+    """Compare how fast systems decode, in turn within one run, with each other and with this machine's limits."""
+    if context.invoked_subcommand is not None:
+        return
+    batches = _numbers("--batch", batch)
+    quiet_upstream()
+    from reference_impl.bench.roofline import drawing_for, write_plot
+    from reference_impl.bench.systems import Load, chosen
+    from reference_impl.models.catalog import find_model
+
+    names = chosen(backends)
+    if plot:
+        drawing_for(plot)
+    for file in filter(None, (json_file, plot)):
+        file.parent.mkdir(parents=True, exist_ok=True)  # a long run is not to end in a wrong path
+    load = Load(model, find_model(model).shape, prompt_tokens, new_tokens, batches)
+    with _place(load) as place:
+        results = _compare(names, load, place, rounds, vllm_python)
+    print(results.text())
+    if json_file:
+        results.write(json_file)
+    if plot:
+        write_plot(results, plot)
+
+
+def _compare(names: list[str], load: "Load", place: "Place", rounds: int, vllm_python: Path | None) -> "Results":
+    """Open the systems that can be, let them decode in turn, and measure the machine at every batch size."""
+    import datetime
+
+    from tqdm import tqdm
+
+    from reference_impl.bench.comparison import alternate, rows_of
+    from reference_impl.bench.machine import Work, describe, measure_limits
+    from reference_impl.bench.results import Results
+    from reference_impl.bench.systems import NotHereError, open_system
+
+    work = Work.of(load.shape, place.dtype.itemsize)
+    with ExitStack() as stack:
+        systems: list[System] = []
+        left_out: dict[str, str] = {}
+        for name in names:
+            try:
+                system = open_system(name, load, place, vllm_python)
+            except NotHereError as error:
+                left_out[name] = str(error)
+                print(f"{name}: left out: {error}", flush=True)
+            else:
+                stack.callback(system.close)
+                systems.append(system)
+        if not systems:
+            raise ConfigError(f"--backends: none of {', '.join(names)} can run here")
+        limits, found = measure_limits(work.weight_bytes, place.device), {}
+        turns = len(load.batches) * (rounds + 1) * len(systems)
+        with tqdm(total=turns, unit="turn", leave=False, disable=None) as progress:
+            for size in load.batches:
+                found[size] = alternate(systems, load, size, rounds, progress.update)
+                limits = limits.best(measure_limits(work.weight_bytes, place.device))
+        versions: dict[str, str] = {}
+        for system in systems:
+            versions |= system.versions
+    dtype = str(place.dtype).removeprefix("torch.")
+    rows = [row for size, each in found.items() for row in rows_of(size, each, limits, dtype, work)]
+    return Results(
+        date=datetime.date.today().isoformat(),
+        machine=describe(place.device),
+        versions=versions,
+        model=load.model,
+        dtype=dtype,
+        device=str(place.device),
+        prompt_tokens=load.prompt_tokens,
+        new_tokens=load.new_tokens,
+        rounds=rounds,
+        limits=limits,
+        work=work,
+        left_out=left_out,
+        rows=rows,
+    )
+
+
+@contextmanager
+def _place(load: "Load") -> Iterator["Place"]:
+    """The model as a folder, written for the time of the run if it has none."""
+    from reference_impl.bench.systems import Place
+    from reference_impl.generation.reference.backend import choose_device, choose_dtype
+    from reference_impl.models.catalog import find_model
+    from reference_impl.models.folder import write_folder
+
+    policy, checkpoint = load.recipe("reference").policy, find_model(load.model)
+    device = choose_device(policy)
+    with tempfile.TemporaryDirectory() as written:
+        folder = checkpoint.folder or write_folder(Path(written), checkpoint.read_weights(), checkpoint.shape)
+        yield Place(folder, device, choose_dtype(policy, device))
 
 
 @app.command()
-def decode(
+def profile(
     overrides: Overrides = None,
-    model: Annotated[str, typer.Option(help="smollm2, or a model folder; transformers must read it too.")] = "smollm2",
-    batch: Annotated[list[int] | None, typer.Option(min=1, help="Batch size; may be repeated.")] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Counted rounds, each ours then the peer's.")] = 3,
+    backend: Annotated[str, typer.Option(help="A backend by name.")] = "reference",
+    batch: Annotated[int, typer.Option(min=1, help="Requests that decode together.")] = 8,
+    prompt_tokens: Annotated[int, typer.Option("--in", min=1, help="Tokens of each prompt.")] = 64,
+    model: Model = "smollm2",
+    json_file: JsonFile = None,
 ) -> None:
-    """Compare decode speed with `transformers.generate`: 64 tokens in, 36 out, greedy, turn by turn."""
+    """Show where the time of a decode step goes, with PyTorch's profiler."""
     quiet_upstream()
-    import torch
-
-    from reference_impl.bench.decode import NEW_TOKENS, PROMPT_TOKENS, compare
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler says that it starts, and that there is no GPU
+    from reference_impl.bench.step_profile import NEW_TOKENS, profile_step
     from reference_impl.generation.registry import create_backend
-    from reference_impl.models.catalog import find_model
 
-    batches = batch or [1, 8, 32]
-    recipe = _recipe(model, max(batches), PROMPT_TOKENS, NEW_TOKENS, overrides)
-    checkpoint = find_model(recipe.policy.model_name)
-    if checkpoint.folder is None:
-        raise ConfigError(
-            f"--model {model}: transformers needs a model folder to compare with, and this model has none"
-        )
-    from transformers import AutoModelForCausalLM
+    load = _load(model, prompt_tokens, NEW_TOKENS, batch)
+    with create_backend(load.recipe(backend, overrides or ())) as running:
+        found = profile_step(running, backend, model, load.shape.vocab_size, batch, prompt_tokens)
+    print(found.text())
+    if json_file:
+        found.write(json_file)
 
-    with create_backend(recipe) as backend:
-        weight = next(backend.model.parameters())
-        peer = AutoModelForCausalLM.from_pretrained(checkpoint.folder, dtype=weight.dtype).to(weight.device).eval()
-        print(f"{model}, {weight.dtype} on {weight.device}, {torch.get_num_threads()} threads, {rounds} rounds each")
-        for result in compare(backend, peer, checkpoint.shape.vocab_size, batches, rounds):
-            print(result.line(), flush=True)
+
+@app.command()
+def update(
+    overrides: Overrides = None,
+    backends: Annotated[str, typer.Option(metavar="A,B,...", help="Backends by name.")] = "reference,megatron",
+    model: Model = "smollm2",
+    json_file: JsonFile = None,
+) -> None:
+    """Time a weight update against a copy of the same tensors, and weigh a backend's memory against the weights."""
+    quiet_upstream()
+    from reference_impl.bench import footprint
+    from reference_impl.bench.systems import chosen
+    from reference_impl.generation.registry import BACKENDS
+
+    found = [footprint.measure_apart(name, model, overrides or ()) for name in chosen(backends, BACKENDS)]
+    print(footprint.table(found))
+    if json_file:
+        footprint.write(found, json_file)
 
 
 @app.command()
 def staleness(
     overrides: Overrides = None,
-    model: Annotated[str, typer.Option(help="smollm2, tiny or a model folder.")] = "smollm2",
+    backend: Annotated[str, typer.Option(help="A backend by name.")] = "reference",
+    model: Model = "smollm2",
     batch: Annotated[int, typer.Option(min=1, help="Requests that decode together.")] = 32,
     rollouts: Annotated[int, typer.Option(min=1, help="Made-up rollouts for statistics and report.")] = 10_000,
     tokens: Annotated[int, typer.Option(min=20, help="Sampled tokens of each, in the mean.")] = 100,
@@ -74,24 +199,28 @@ def staleness(
         tracking_clock,
     )
     from reference_impl.generation.registry import create_backend
-    from reference_impl.models.catalog import find_model
 
-    recipe = _recipe(model, batch, PROMPT_TOKENS, NEW_TOKENS, overrides)
-    vocab_size = find_model(recipe.policy.model_name).shape.vocab_size
-    with tracking_clock() as clock, create_backend(recipe) as backend:
-        print(time_tracking(backend, clock, vocab_size, batch).line(), flush=True)
+    load = _load(model, PROMPT_TOKENS, NEW_TOKENS, batch)
+    with tracking_clock(backend) as clock, create_backend(load.recipe(backend, overrides or ())) as running:
+        print(time_tracking(running, clock, load.shape.vocab_size, batch).line(), flush=True)
     records = made_up(rollouts, tokens)
     print(time_statistics(records, rounds), flush=True)
     print(time_report(records, rounds=3), flush=True)
 
 
-def _recipe(model: str, batch: int, prompt_tokens: int, new_tokens: int, overrides: list[str] | None) -> Any:
-    """A recipe in which `batch` requests of these lengths run at once and nothing stops them."""
-    from reference_impl.config.loader import load_recipe
+def _load(model: str, prompt_tokens: int, new_tokens: int, batch: int) -> Any:
+    from reference_impl.bench.systems import Load
+    from reference_impl.models.catalog import find_model
 
-    mcore = {"buffer_size_gb": 1, "block_size_tokens": 16, "max_requests": batch, "max_tokens": 16384}
-    settings: dict[str, object] = {f"generation.mcore_generation_config.{key}": value for key, value in mcore.items()}
-    settings |= {"model_name": model, "max_total_sequence_length": prompt_tokens + new_tokens}
-    settings |= {"generation.max_new_tokens": new_tokens, "generation.stop_token_ids": []}
-    given = [f"policy.{key}={json.dumps(value)}" for key, value in settings.items()]
-    return load_recipe(None, [*given, *(overrides or [])])
+    return Load(model, find_model(model).shape, prompt_tokens, new_tokens, [batch])
+
+
+def _numbers(option: str, text: str) -> list[int]:
+    """Whole numbers above 0, with commas between them."""
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < 1:
+        raise ConfigError(f"{option}: {text!r}; expected whole numbers above 0, such as 1,8,32")
+    return numbers

@@ -8,6 +8,7 @@ import typer
 
 from reference_impl import __version__
 from reference_impl.cli import bench
+from reference_impl.cli.conformance import conformance
 from reference_impl.cli.demo import demo
 from reference_impl.cli.generate import generate
 from reference_impl.cli.lint import lint
@@ -32,6 +33,7 @@ app.command()(demo)
 app.command()(report)
 app.command()(lint)
 app.command()(plan)
+app.command()(conformance)
 app.add_typer(bench.app, name="bench")
 
 if multiprocessing.current_process().name != "MainProcess":
