@@ -32,7 +32,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Command:
-    """A command by its full name (`genref bench decode`), its one line of help, and its options in their order.
+    """A command by its full name (`genref bench update`), its one line of help, and its options in their order.
 
     `files` are those that define it.
     """

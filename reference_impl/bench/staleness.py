@@ -29,10 +29,14 @@ from reference_impl.staleness.records import RequestRecord
 from reference_impl.staleness.report.page import write_html
 from reference_impl.staleness.rollouts import Rollouts
 from reference_impl.staleness.runs import RUN_FILE, RunWriter, SequenceRecord, read_run
+from reference_impl.staleness.tracker import StalenessTracker
 
 PROMPT_TOKENS, NEW_TOKENS, WARM = 64, 64, 4
-HOOKS = ("_admitted", "_forward", "sampled", "_updated", "_processed")
+STAMPING = ("_admitted", "_forward", "sampled", "_updated", "_processed")
 """What of {py:class}`~reference_impl.generation.megatron.stamping.Stamping` runs while requests do."""
+
+TRACKER = ("admit", "cached", "reuse", "forward", "sample", "preempt", "evict", "finish")
+"""What the other backends' engines ask of {py:class}`~reference_impl.staleness.tracker.StalenessTracker` meanwhile."""
 
 
 @dataclass
@@ -43,9 +47,10 @@ class Clock:
 
 
 @contextmanager
-def tracking_clock() -> Iterator[Clock]:
-    """Time the tracking of every backend that is built in this block."""
-    clock, originals = Clock(), {name: getattr(Stamping, name) for name in HOOKS}
+def tracking_clock(backend: str) -> Iterator[Clock]:
+    """Time the tracking of every backend of this name that is built in this block."""
+    owner, hooks = (Stamping, STAMPING) if backend == "megatron" else (StalenessTracker, TRACKER)
+    clock, originals = Clock(), {name: getattr(owner, name) for name in hooks}
 
     def timed(method: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -58,12 +63,12 @@ def tracking_clock() -> Iterator[Clock]:
         return call
 
     for name, method in originals.items():
-        setattr(Stamping, name, timed(method))
+        setattr(owner, name, timed(method))
     try:
         yield clock
     finally:
         for name, method in originals.items():
-            setattr(Stamping, name, method)
+            setattr(owner, name, method)
 
 
 @dataclass
