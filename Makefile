@@ -70,8 +70,8 @@ mutate-docs: .venv/.ready  ## change one thing at a time on the pages, list what
 		$(if $(COUNT),--count $(COUNT)) $(if $(SEED),--seed $(SEED)) $(if $(PAGE),--page $(PAGE)) $(if $(ALL),--all)
 
 upstream-tests: .venv/.ready  ## run Megatron-LM's inference tests on the CPU platform (UPSTREAM=DIR ARGS=word WRITE=1)
-	@$(if $(UPSTREAM),,echo "upstream-tests: say where Megatron-LM is checked out: UPSTREAM=DIR" >&2; exit 2;) \
-		$(bin)/python -m reference_impl.platforms.upstream_tests '$(UPSTREAM)' $(ARGS) \
+	@$(bin)/python -m reference_impl.platforms.upstream_tests \
+		'$(or $(UPSTREAM),$(error name a checkout of Megatron-LM: make upstream-tests UPSTREAM=DIR))' $(ARGS) \
 		$(if $(WRITE),--write docs/design/cpu-platform.md)
 
 check: .venv/.ready  ## lint, formatting and types

@@ -152,7 +152,7 @@ def broken_by(lab: Lab, name: str) -> None:
     backend = lab.backend(chain(1, 5, 6, 7), max_new_tokens=6)
     broken = lab.weights(chain(1, 5, 6, 7))
     broken[name] = broken[name].clone()
-    broken[name].T[6] = 3e38
+    broken[name][..., 6] = 3e38
     outputs = finish(backend, [1], [7], [8, 1], at={3: lambda: lab.update(backend, broken, 4)})
     for output in (outputs[0], outputs[2]):
         says(output["errors"][0], "the error of a sequence with broken logits", "epoch 4")

@@ -1,7 +1,7 @@
 """`ReferenceGeneration`: the reference engine behind the generation contract."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from reference_impl.generation.updates import check_shapes
 from reference_impl.models.catalog import Tokenizer, find_model
 from reference_impl.models.llama import LlamaShape, megatron_from_hf
 from reference_impl.planning.cache import Setup, kv_cache
+from reference_impl.platforms.memory import give_back
 from reference_impl.staleness.tracker import StalenessTracker
 
 
@@ -29,6 +30,11 @@ class ReferenceGeneration(SteppedGeneration):
     once, packed where that applies, and `model` is its {py:class}`~reference_impl.generation.reference.weights.Weights`.
     """
 
+    does_not_claim: ClassVar[dict[str, str]] = {
+        "in-place": "weights of its own are held packed, and come out as copies; a shared GPTModel is read where it lies",
+    }
+    """Features of the conformance suite that this backend does without, and why."""
+
     _engine: ReferenceEngine | None
 
     def __init__(
@@ -36,6 +42,11 @@ class ReferenceGeneration(SteppedGeneration):
     ) -> None:
         if (model is None) != (shape is None):
             raise ValueError("a shared model needs its shape, and a shape its model: give both or neither")
+        if recipe.policy.generation.mode != "direct":
+            raise ConfigError(
+                f"policy.generation.mode: {recipe.policy.generation.mode}, but backend reference is stepped by its caller; "
+                "write direct"
+            )
         self.recipe = recipe
         self.config = recipe.policy.generation
         self.epoch = 0
@@ -53,6 +64,7 @@ class ReferenceGeneration(SteppedGeneration):
                 dtype=choose_dtype(recipe.policy, self.device),
                 device=self.device,
             )
+            give_back()
         if self.config.stop_strings and self.tokenizer is None:
             raise ValueError("policy.generation.stop_strings needs a tokenizer, and none was given")
 

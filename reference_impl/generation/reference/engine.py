@@ -97,8 +97,7 @@ class ReferenceEngine:
         self._prompt_logprobs(batch, hidden[len(sampled) :])
         ended = {request for request, _ in done}
         for request in self.scheduler.rows[self.scheduler.paused :]:
-            if request not in ended:
-                self._register(request)
+            self._register(request)
         changes = self.scheduler.update(ended)
         for request in changes.paused:
             self.tracker.preempt(request.id)

@@ -76,6 +76,8 @@ class Weights:
         if state_dict is not None:
             check_shapes(self.shapes, {name: tensor.shape for name, tensor in state_dict.items()})
             check_finite(state_dict)
+        self.layers.clear()  # nothing else may hold a packed matrix that is about to be replaced
+        del self.output, self.embedding, self.final_norm
         for name in self.shapes:
             if self._parameters is None:
                 if state_dict is not None:

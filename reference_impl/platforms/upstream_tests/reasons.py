@@ -68,7 +68,7 @@ RULES = (
         r"result \(\[.*\) != expected \(\[",
         r"test_simple\[InferenceCudaGraphScope\.\w+-None-gpt\]",
     ),
-    Rule("a GPU's random numbers", r"assert 34 == 35", r"test_max_requests\[4\]"),
+    Rule("a GPU's random numbers", r"assert \d+ == 35 at ", r"test_max_requests\[4\]"),
     Rule(
         "copies to the host",
         r"Expected 'record' to be called once",
@@ -79,8 +79,6 @@ RULES = (
         r"'NoneType' object has no attribute 'synchronize'",
         r"test_copy_async_sched_\w+_to_cpu_uses_",
     ),
-    # It gives a tensor of a GPU where one of the host is wanted.
-    Rule("copies to the host", r"DID NOT RAISE.*AssertionError", r"test_async_sched_commit_sampled_tokens"),
     Rule("torch_memory_saver", r"torch_memory_saver required"),
     Rule("left out upstream", r"requires tp_size > 1 or pp_size > 1 or ep_size > 1"),
     Rule("left out upstream", r"requires model parallel size > 1"),
