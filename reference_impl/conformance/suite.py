@@ -45,8 +45,6 @@ FEATURES = {
 
 LIMIT_S = 60.0
 
-Outcome = Literal["passed", "failed", "does not claim"]
-
 
 @dataclass(frozen=True)
 class Check:
@@ -66,7 +64,7 @@ class Result:
     """What came of a check: `why` is one line, for a failure what was found, else the backend's reason not to claim it."""
 
     check: str
-    outcome: Outcome
+    outcome: Literal["passed", "failed", "does not claim"]
     why: str = ""
     seconds: float = 0.0
 

@@ -27,7 +27,7 @@ def models():
         yield Models(Path(folder))
 
 
-@pytest.mark.parametrize(("backend", "check"), cases())
+@pytest.mark.parametrize(("backend", "check"), list(cases()))
 def test_is_as_the_contract_says(backend, check, models):
     """Nothing more to say than what the check does."""
     result = run_check(check, backend, models)

@@ -136,8 +136,7 @@ def two_updates_while_queued(lab: Lab) -> None:
 @check("chunked-prefill")
 def update_between_two_chunks(lab: Lab) -> None:
     """60 rows of 100, update, 40 rows: the KV boundary is the chunk's edge, and the first token is the new weights'."""
-    backend = lab.backend(max_new_tokens=4, mcore={"max_tokens": 60, "max_requests": 8}, length=128)
-    looks: list[int] = []
+    backend, looks = lab.backend(max_new_tokens=4, mcore={"max_tokens": 60, "max_requests": 8}, length=128), list[int]()
 
     def look() -> None:
         looks.append(backend.sampled_tokens)
@@ -157,7 +156,7 @@ def evicted_and_updated(lab: Lab, *epochs: int) -> tuple[RequestRecord, int]:
     at: dict[int, int] = {}
 
     def look() -> None:
-        for index, output in backend.unfinished() if not at else []:
+        for index, output in [] if at else backend.unfinished():
             if output["num_evictions"].item():
                 at[index] = output["unpadded_sequence_lengths"].item()
         if at and backend.epoch == 3:
