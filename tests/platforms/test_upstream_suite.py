@@ -30,7 +30,7 @@ def log(path, *lines):
 
 
 def phase(test, outcome, message=""):
-    return {"test": test, "outcome": outcome, "message": message, "seconds": 0.1}
+    return {"test": test, "outcome": outcome, "message": message}
 
 
 def test_a_test_is_as_good_as_its_worst_phase(tmp_path):
@@ -137,17 +137,17 @@ def test_more_ranks_than_there_are_end_a_test_and_leave_one():
 
 
 def results():
-    first = judged("a.py", [Outcome("t::a", "passed"), Outcome("t::b", "failed", "needs 2 ranks")], 40.0, [A])
-    return [first, judged("b.py", [Outcome("t::c", "failed", "ValueError")], 50.0, [A])]
+    first = judged("a.py", [Outcome("t::a", "passed"), Outcome("t::b", "failed", "needs 2 ranks")], [A])
+    return [first, judged("b.py", [Outcome("t::c", "failed", "ValueError")], [A])]
 
 
 def test_the_record_adds_up_and_comes_back(tmp_path):
-    """Two files: one test passed, one was skipped for want of ranks, one failed; ninety seconds are two minutes."""
+    """Two files: one test passed, one was skipped for want of ranks, one failed."""
     page = tmp_path / "page.md"
     page.write_text(f"# Title\n\n{BEGIN}\nold\n{END}\n\nafter\n")
     write(record_of(results()), page)
     kept = read(tmp_path / "upstream-suite.json")
-    assert (kept.passed(), kept.failed(), kept.skipped(), kept.minutes) == (1, 1, 1, 2)
+    assert (kept.passed(), kept.failed(), kept.skipped()) == (1, 1, 1)
     assert (kept.passed("b.py"), kept.failed("b.py"), kept.because("several ranks", "a.py")) == (0, 1, 1)
     text = page.read_text()
     assert text.startswith("# Title\n") and text.endswith("\nafter\n") and "old" not in text
@@ -157,10 +157,10 @@ def test_the_record_adds_up_and_comes_back(tmp_path):
 def test_every_number_of_the_tables_is_bound():
     """Each value's expression gives the text beside it."""
     suite = Record(
-        "2026-01-02", "x, 2 cores", "0.19.2", "2.14", 3, {"a.py": {"passed": 7, "CUDA graphs": 1, "FlashInfer": 2}}
+        "2026-01-02", "x, 2 cores", "0.19.2", "2.14", {"a.py": {"passed": 7, "CUDA graphs": 1, "FlashInfer": 2}}
     )
     values = re.findall(r"\{value\}`([^<]+) <(.+?)>`", section(suite))
-    assert len(values) == 14  # five of the run, three sums, three counts of a file and its reasons, two reasons of all
+    assert len(values) == 13  # four of the run, three sums, three counts of a file and its reasons, two reasons of all
     assert suite.why("a.py") == "FlashInfer 2, CUDA graphs 1"
     for shown, expression in values:
         assert str(eval(expression, {"suite": suite})) == shown

@@ -87,6 +87,8 @@ class Driver(ABC):
     async def _so_far(self, tag: str, prompt: list[int]) -> Completion | None:
         for entry in self._engine.requests.values():
             if getattr(entry.record[0].sampling_params, TAG, None) == tag:
+                for part in entry.record.requests:  # one that was evicted has a part that has not begun
+                    part.generated_log_probs = part.generated_log_probs or []
                 request = entry.record.merge()
                 length = len(prompt) + len(request.generated_tokens)
                 return read_completion(request, self.stamping.tracker.so_far(request.request_id, length), len(prompt))

@@ -73,14 +73,17 @@ def _in_threads_too(original: Callable[[Thread], None]) -> Callable[[Thread], No
     return run
 
 
-def _to_tests(value: Any) -> Callable[[Any], Any]:
-    """Answer where upstream's tests decide whether to run; their bodies, and everybody else, get the true answer."""
+def _to_tests(value: Any, bodies: bool = True) -> Callable[[Any], Any]:
+    """Answer upstream's tests, which decide by it whether to run, and leave everybody else the true answer.
+
+    Without `bodies`, a test that asks within its own body gets the true answer too: it does less without a GPU.
+    """
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def answer(*args: Any, **kwargs: Any) -> Any:
             asking = sys._getframe(1)
-            deciding = is_test(asking.f_globals) and not asking.f_code.co_name.startswith("test_")
-            return value if deciding else original(*args, **kwargs)
+            told = is_test(asking.f_globals) and (bodies or not asking.f_code.co_name.startswith("test_"))
+            return value if told else original(*args, **kwargs)
 
         return answer
 
@@ -143,7 +146,7 @@ ANSWERS: dict[str, Callable[[Any], Any]] = {
         f"{CONTROLLER}:{name}": _in_pytorch(name)
         for name in ("verify_speculative_tokens", "prepare_next_forward_pass", "mamba_state_selective_copy")
     },
-    "torch.cuda:is_available": _to_tests(True),
+    "torch.cuda:is_available": _to_tests(True, bodies=False),
     "megatron.core.utils:is_fa_min_version": _to_tests(True),
 }
 

@@ -28,7 +28,6 @@ class FileResult:
     skipped: Counter[str] = field(default_factory=Counter)
     unexplained: list[Outcome] = field(default_factory=list)
     rules: set[Rule] = field(default_factory=set)
-    seconds: float = 0.0
 
 
 def read_log(log: Path, ended: str = "its process ended") -> list[Outcome]:
@@ -52,9 +51,9 @@ def read_log(log: Path, ended: str = "its process ended") -> list[Outcome]:
     return [Outcome(test, outcome, message) for test, (outcome, message) in worst.items()]
 
 
-def judged(file: str, outcomes: Iterable[Outcome], seconds: float = 0.0, rules: Iterable[Rule] = RULES) -> FileResult:
+def judged(file: str, outcomes: Iterable[Outcome], rules: Iterable[Rule] = RULES) -> FileResult:
     """The outcomes of one file, counted, each that did not pass under the reason that a rule gives."""
-    result = FileResult(file, seconds=seconds)
+    result = FileResult(file)
     for each in outcomes:
         if each.outcome == "passed":
             result.passed += 1

@@ -42,14 +42,14 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Gener
     """Log each phase of each test."""
     report = yield
     message = said(call.excinfo) if call.excinfo is not None else ""
-    _log(test=item.nodeid, outcome=report.outcome, message=message, seconds=call.duration)
+    _log(test=item.nodeid, outcome=report.outcome, message=message)
     return report
 
 
 def pytest_collectreport(report: pytest.CollectReport) -> None:
     """A file that cannot be imported is a test that failed."""
     if not report.passed:
-        _log(test=report.nodeid, outcome=report.outcome, message=str(report.longrepr), seconds=0.0)
+        _log(test=report.nodeid, outcome=report.outcome, message=str(report.longrepr))
 
 
 def said(info: pytest.ExceptionInfo) -> str:

@@ -38,7 +38,6 @@ class Rule:
 
 
 RULES = (
-    Rule("several ranks", r"world_size \(1\) is not divisible by"),
     Rule("several ranks", r"needs \d+ ranks"),
     Rule("several ranks", r"(requires|[Nn]eeds?) at least \d+ (GPUs|EP ranks)"),
     Rule("several ranks", r"requires EP > 1"),

@@ -16,7 +16,7 @@ from reference_impl.platforms.upstream_tests.reasons import REASONS
 RECORD = "upstream-suite.json"
 BEGIN, END = "<!-- written by make upstream-tests: -->", "<!-- : written by make upstream-tests -->"
 
-RUN = ("date", "machine", "megatron_core", "torch", "minutes")
+RUN = ("date", "machine", "megatron_core", "torch")
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,6 @@ class Record:
     machine: str
     megatron_core: str
     torch: str
-    minutes: int
     files: dict[str, dict[str, int]]
 
     def passed(self, file: str = "") -> int:
@@ -60,7 +59,6 @@ def record_of(results: Iterable[FileResult]) -> Record:
         machine=f"{platform.machine()}, {os.cpu_count()} cores",
         megatron_core=version("megatron-core"),
         torch=version("torch"),
-        minutes=round(sum(result.seconds for result in results) / 60),
         files={
             result.file: dict(Counter(passed=result.passed, failed=len(result.unexplained)) + result.skipped)
             for result in results
@@ -100,7 +98,7 @@ def section(record: Record) -> str:
     run = {name: _value(getattr(record, name), f"suite.{name}") for name in RUN}
     text = f"""\
 Run on {run["date"]} with megatron-core {run["megatron_core"]} and torch {run["torch"]}
-({run["machine"]}), in {run["minutes"]} minutes. {sums["passed"]} tests passed,
+({run["machine"]}). {sums["passed"]} tests passed,
 {sums["failed"]} failed, and {sums["skipped"]} were skipped for a reason."""
     heads = ["| file | passed | failed | skipped | reasons |", "|---|--:|--:|--:|---|"]
     meanings = ["| reason | tests | what it means |", "|---|--:|---|"]

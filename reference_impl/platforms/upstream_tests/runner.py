@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -57,10 +56,10 @@ def run(checkout: Path, chosen: Sequence[Path]) -> Iterator[FileResult]:
     """Run each file and yield what became of it."""
     with tempfile.TemporaryDirectory() as folder:
         for number, file in enumerate(chosen):
-            start, log = time.monotonic(), Path(folder) / f"{number}.jsonl"
+            log = Path(folder) / f"{number}.jsonl"
             ended = run_file(checkout, file, log)
             outcomes = read_log(log, ended) or [Outcome(str(file), "failed", f"no test was collected, and {ended}")]
-            yield judged(str(file.relative_to(SUITE)), outcomes, time.monotonic() - start)
+            yield judged(str(file.relative_to(SUITE)), outcomes)
 
 
 def run_file(checkout: Path, file: Path, log: Path) -> str:

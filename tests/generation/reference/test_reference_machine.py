@@ -249,7 +249,7 @@ class Machine(RuleBasedStateMachine):
     # --- what always holds --------------------------------------------------------------------------------------
 
     @invariant()
-    def blocks_add_up(self):
+    def blocks_add_up_and_everybody_is_somewhere(self):
         if not hasattr(self, "backend"):
             return
         pool, scheduler = self.backend._engine.pool, self.backend._engine.scheduler
@@ -263,14 +263,10 @@ class Machine(RuleBasedStateMachine):
             assert request.cached <= len(request.blocks) * self.size
             assert len(set(request.blocks)) == len(request.blocks)
         assert len(scheduler.rows) <= scheduler.max_requests
-
-    @invariant()
-    def everybody_is_somewhere(self):
-        if not hasattr(self, "backend"):
-            return
-        engine = self.backend._engine
-        queued = [request.id for request in engine.scheduler.requests]
-        assert sorted(queued) == sorted(engine._requests) == sorted(engine.tracker), "queued or running, and once"
+        queued, tracker = [request.id for request in scheduler.requests], self.backend._engine.tracker
+        assert sorted(queued) == sorted(self.backend._engine._requests) == sorted(tracker), (
+            "queued or running, and once"
+        )
 
     def teardown(self):
         if not hasattr(self, "backend"):
