@@ -57,8 +57,9 @@ test: .venv/.ready  ## run the tests and every block of the docs, and count them
 	@# Two processes: much of the time goes into importing torch. A page's fences build on one another, so files stay whole.
 	@$(bin)/python -m pytest -n 2 --dist loadfile $(if $(ARGS),$(ARGS),--docs-report)
 
-fuzz: .venv/.ready  ## hold the staleness stamps to their oracle on 10,000 schedules, new ones each time
+fuzz: .venv/.ready  ## hold the stamps to their oracle on 10,000 schedules, the reference engine on 5,000
 	@GENREF_FUZZ=10000 $(bin)/python -m pytest --timeout 0 tests/oracle/test_against_oracle.py $(ARGS)
+	@GENREF_FUZZ=5000 $(bin)/python -m pytest --timeout 0 tests/generation/reference/test_reference_machine.py
 
 docs: .venv/.ready  ## build the site; a warning is an error
 	@$(bin)/sphinx-build -W -n --keep-going -q -c . docs docs/_build/html

@@ -10,7 +10,10 @@ ROOT = Path(__file__).parents[2]
 # Beyond what the pages may say.
 ALSO = {
     "README.md": {
-        *(f".venv/bin/genref {command}" for command in ("report RUN", "lint FILE", "plan FILE")),
+        *(
+            f".venv/bin/genref {command}"
+            for command in ("report RUN", "lint FILE", "plan FILE", "conformance --backend NAME")
+        ),
         # The last is there once the site has been built.
         *("--fix", "doctesting", "planning", "docs/_build/html/index.html"),
     },
