@@ -2,12 +2,15 @@
 
 It takes the place of Megatron's `Attention.flash_decode_and_prefill` and computes the same thing. Decode steps, where
 speed is decided, are one batched call without a Python loop or a host synchronisation, so CUDA graphs can capture them.
-Prefills are few and large, and run request by request.
+Prefills are few and large, and run request by request. What is not plain causal attention goes to `masked_attention`.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from reference_impl.platforms import masked_attention
+from reference_impl.platforms.slots import gather, slots_of
 
 
 def flash_decode_and_prefill(
@@ -28,11 +31,16 @@ def flash_decode_and_prefill(
 
     Returns [tokens, 1, heads, dim].
     """
-    if softmax_offset is not None:
-        raise NotImplementedError("attention sinks need flash-attn")
-    if is_decode_only:
-        return decode_attention(q[:, 0], k, v, seqlens_k, block_table, max_seqlen_k).unsqueeze(1)
-    return prefill_attention(q[:, 0], k, v, cu_seqlens_q, seqlens_k, block_table).unsqueeze(1)
+    q = q[:, 0]
+    if masked_attention.wanted(self, q, seqlens_k, is_decode_only, softmax_offset):
+        out = masked_attention.attend(
+            self, q, k, v, cu_seqlens_q, seqlens_k, block_table, is_decode_only, softmax_offset
+        )
+    elif is_decode_only:
+        out = decode_attention(q, k, v, seqlens_k, block_table, max_seqlen_k)
+    else:
+        out = prefill_attention(q, k, v, cu_seqlens_q, seqlens_k, block_table)
+    return out.unsqueeze(1)
 
 
 def decode_attention(
@@ -77,15 +85,3 @@ def prefill_attention(
         )
         out[start:end] = attended[0].transpose(0, 1)
     return out
-
-
-def slots_of(block_table: Tensor, positions: Tensor, block_size: int) -> Tensor:
-    """Slots in the flattened cache of `positions` [requests, length] under a block table [requests, blocks]."""
-    blocks = block_table.gather(1, (positions // block_size).to(torch.int64)).clamp(min=0)  # -1 pads the table
-    return blocks.long() * block_size + positions % block_size
-
-
-def gather(cache: Tensor, slots: Tensor) -> Tensor:
-    """K or V of the given slots as [requests, KV heads, length, dim]."""
-    flat = cache.flatten(0, 1)
-    return flat.index_select(0, slots.flatten()).view(*slots.shape, *flat.shape[1:]).transpose(1, 2)

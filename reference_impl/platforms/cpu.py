@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from reference_impl.platforms import attention, masked_attention
+from reference_impl.platforms import attention
 from reference_impl.platforms.packed import packed_or_plain
 from reference_impl.platforms.seams import Seam, install
 
@@ -173,27 +173,7 @@ def flash_attention_version(original: Any) -> Any:
 )
 def paged_attention(original: Any) -> Any:
     """flash-attn's paged kernels have no CPU form; PyTorch's attention over gathered blocks has."""
-
-    def attend(
-        self: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        max_seqlen_q: int,
-        max_seqlen_k: int,
-        cu_seqlens_q: Tensor,
-        cu_seqlens_k: Tensor,
-        seqlens_k: Tensor,
-        block_table: Tensor,
-        is_decode_only: bool,
-        softmax_offset: Tensor | None = None,
-    ) -> Tensor:
-        lengths = (max_seqlen_q, max_seqlen_k, cu_seqlens_q, cu_seqlens_k, seqlens_k, block_table)
-        more = masked_attention.wanted(self, q, seqlens_k, is_decode_only, softmax_offset)
-        run = (masked_attention if more else attention).flash_decode_and_prefill
-        return run(self, q, k, v, *lengths, is_decode_only, softmax_offset)
-
-    return attend
+    return attention.flash_decode_and_prefill
 
 
 @seam(

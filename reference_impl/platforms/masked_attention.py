@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from reference_impl.platforms.attention import slots_of
+from reference_impl.platforms.slots import slots_of
 
 
 def wanted(layer: Any, q: Tensor, seqlens_k: Tensor, is_decode_only: bool, softmax_offset: Tensor | None) -> bool:
     """Whether a call of Megatron's `Attention.flash_decode_and_prefill` asks for more than causal attention.
 
-    `q` is [tokens, 1, heads, dim] and `seqlens_k` [requests].
+    `q` is [tokens, heads, dim] and `seqlens_k` [requests].
     """
     several = is_decode_only and q.shape[0] > seqlens_k.shape[0]
     scaled = getattr(layer, "softmax_scale", None) is not None
@@ -33,41 +33,38 @@ def window_of(layer: Any) -> int | None:
     return None if left < 0 else left
 
 
-def flash_decode_and_prefill(
-    self,
+def attend(
+    layer: Any,
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
     cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
     seqlens_k: Tensor,
     block_table: Tensor,
     is_decode_only: bool,
-    softmax_offset: Tensor | None = None,
+    softmax_offset: Tensor | None,
 ) -> Tensor:
-    """Megatron's signature and its own mending of a softmax with sinks; `q` is [tokens, 1, heads, dim], `k` and `v` are [blocks, block size, KV heads, dim].
+    """[tokens, heads, dim] of `q` [tokens, heads, dim] over `k` and `v` [blocks, block size, KV heads, dim].
 
-    Returns [tokens, 1, heads, dim].
+    What a sink takes of the weights is Megatron's own sum.
     """
     from megatron.core.transformer.attention import Attention
 
     requests = seqlens_k.shape[0]
     each = q.shape[0] // max(requests, 1)  # a decode step gives every request equally many tokens
     ends = [each * i for i in range(requests + 1)] if is_decode_only else cu_seqlens_q.tolist()
-    out, log_sums = torch.zeros_like(q[:, 0]), q.new_full((q.shape[2], q.shape[0]), float("inf"), dtype=torch.float32)
+    out, log_sums = torch.zeros_like(q), q.new_full((q.shape[1], q.shape[0]), float("inf"), dtype=torch.float32)
     for i, cached in enumerate(seqlens_k.tolist()):
         start, end = ends[i], ends[i + 1]
         if end == start or cached < end - start:  # a padding row has no cache
             continue
         slots = slots_of(block_table[i : i + 1], torch.arange(cached, device=q.device)[None], k.shape[1])[0]
         keys, values = k.flatten(0, 1)[slots], v.flatten(0, 1)[slots]
-        scale = getattr(self, "softmax_scale", None)
-        out[start:end], log_sums[:, start:end] = attention_of(q[start:end, 0], keys, values, window_of(self), scale)
+        scale = getattr(layer, "softmax_scale", None)
+        out[start:end], log_sums[:, start:end] = attention_of(q[start:end], keys, values, window_of(layer), scale)
     if softmax_offset is not None:
         out = Attention._apply_sink_softmax_correction_varlen(out, log_sums, softmax_offset)
-    return out.unsqueeze(1)
+    return out
 
 
 def attention_of(

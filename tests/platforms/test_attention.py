@@ -1,6 +1,7 @@
 """Paged attention against attention written out, one query at a time, over the tokens that a request really has."""
 
-import pytest
+from types import SimpleNamespace
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -8,6 +9,8 @@ from hypothesis import strategies as st
 from reference_impl.platforms.attention import flash_decode_and_prefill
 
 HEADS, KV_HEADS, DIM, BLOCK = 6, 2, 8, 4
+PLAIN = SimpleNamespace(config=SimpleNamespace(window_size=None, window_attn_skip_freq=None), layer_number=1)
+"""What is read of one of Megatron's attention layers."""
 
 
 def paged(lengths: list[int], generator: torch.Generator):
@@ -54,7 +57,7 @@ def test_any_mixture_of_prefills_chunks_and_decodes(requests, seed):
     starts = torch.tensor([0, *torch.tensor(queries).cumsum(0).tolist()], dtype=torch.int32)
     seqlens = torch.tensor(lengths, dtype=torch.int32)
     out = flash_decode_and_prefill(
-        None, q, k, v, max(queries), max(lengths), starts, None, seqlens, table, all(new == 1 for new in queries)
+        PLAIN, q, k, v, max(queries), max(lengths), starts, None, seqlens, table, all(new == 1 for new in queries)
     )
     assert out.shape == q.shape
     row = 0
@@ -73,7 +76,7 @@ def test_padding_rows_are_finite_and_disturb_nobody():
     q = torch.randn(3, 1, HEADS, DIM, generator=generator)
     table = torch.cat([table, torch.full((2, table.shape[1]), -1, dtype=torch.int32)])
     out = flash_decode_and_prefill(
-        None,
+        PLAIN,
         q,
         k,
         v,
@@ -87,9 +90,3 @@ def test_padding_rows_are_finite_and_disturb_nobody():
     )
     assert torch.allclose(out[0, 0], written_out(q[0, 0], *dense[0], 5), atol=1e-5)
     assert out.isfinite().all()
-
-
-def test_attention_sinks_are_refused():
-    """Rather than ignored."""
-    with pytest.raises(NotImplementedError, match="sinks"):
-        flash_decode_and_prefill(None, *[None] * 9, True, softmax_offset=torch.zeros(1))

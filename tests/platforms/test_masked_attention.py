@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from reference_impl.platforms import attention, cpu, masked_attention
+from reference_impl.platforms import attention, cpu, cuda, masked_attention
 
 
 def layer(window_size=None, softmax_scale=None):
@@ -91,11 +91,17 @@ def test_several_tokens_a_decode_step_are_causal(cache):
 def test_plain_steps_take_the_plain_way(cache, monkeypatch):
     """Causal attention with one token a request stays one batched call."""
     called = []
-    monkeypatch.setattr(attention, "flash_decode_and_prefill", lambda *args: called.append(args) or args[1])
+    monkeypatch.setattr(attention, "decode_attention", lambda *args: called.append(args) or args[0])
     q, k, v, table = paged(*cache)
     lengths = (1, 5, torch.tensor([0, 1]), torch.tensor([0, 5]), torch.tensor([5]))
     cpu.paged_attention(None)(layer(), q[:1], k, v, *lengths, table, True)
     assert len(called) == 1
+
+
+def test_cuda_without_flash_attention_takes_the_same_ways():
+    """A window is not ignored on a GPU either."""
+    (seam,) = (seam for seam in cuda.ATTENTION_SEAMS if seam.name == "paged_attention")
+    assert seam.make(None) is cpu.paged_attention(None) is attention.flash_decode_and_prefill
 
 
 def test_a_window_without_a_left_edge_is_none():

@@ -1,11 +1,13 @@
 """How upstream's own suite is judged: rules, logs that end too soon, tables; on small inputs, without a checkout."""
 
+import gc
 import json
 import re
 
 import pytest
 import torch
 
+from reference_impl.platforms.packed import pack
 from reference_impl.platforms.upstream_tests import __main__ as command
 from reference_impl.platforms.upstream_tests import cuda_names, ranks, runner
 from reference_impl.platforms.upstream_tests.outcomes import FileResult, Outcome, judged, read_log, stale
@@ -111,12 +113,15 @@ def test_tests_may_name_cuda_and_nobody_is_left_changed():
 
 
 def test_memory_falls_when_a_tensor_goes():
-    """By its bytes: 1,000 float64 are 8,000, and a view of them is no more."""
+    """By its bytes: 1,000 float64 are 8,000, and a view of them is no more; a packed weight beside it does no harm."""
+    packed = pack(torch.ones(2, 2))
+    gc.collect()  # what earlier tests left may not go in between
     start = cuda_names.bytes_of_live_tensors()
     kept = torch.zeros(1000, dtype=torch.float64)
     view = kept[:10]
     assert cuda_names.bytes_of_live_tensors() - start == 8000
     del kept, view
+    assert packed.is_mkldnn
     assert cuda_names.bytes_of_live_tensors() == start
 
 
