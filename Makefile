@@ -22,7 +22,7 @@ sound := $(shell \
 	echo yes)
 
 help:  ## list these targets
-	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/  make \1|\2/p' Makefile | awk -F '|' '{ printf "%-14s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/  make \1|\2/p' Makefile | awk -F '|' '{ printf "%-19s %s\n", $$1, $$2 }'
 
 setup: .venv/.ready  ## make .venv with everything in it; nothing to do when it is up to date
 	@:
