@@ -124,7 +124,7 @@ def _compare(names: list[str], load: "Load", place: "Place", rounds: int, vllm_p
 def _place(load: "Load") -> Iterator["Place"]:
     """The model as a folder, written for the time of the run if it has none."""
     from reference_impl.bench.systems import Place
-    from reference_impl.generation.reference.backend import choose_device, choose_dtype
+    from reference_impl.generation.devices import choose_device, choose_dtype
     from reference_impl.models.catalog import find_model
     from reference_impl.models.folder import write_folder
 

@@ -16,12 +16,13 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrained
 from transformers.initialization import no_init_weights
 
 from reference_impl.config.errors import ConfigError
-from reference_impl.config.schema import PolicyConfig, Recipe
+from reference_impl.config.schema import Recipe
+from reference_impl.generation.devices import choose_device, choose_dtype
 from reference_impl.generation.distribution import Rule, processed_log_probs
 from reference_impl.generation.outputs import Completion
 from reference_impl.generation.rows import Limits, Row
 from reference_impl.generation.stepped import SteppedGeneration
-from reference_impl.generation.updates import check_finite, check_shapes
+from reference_impl.generation.updates import check_epoch, check_finite, check_shapes, copy_weights, shapes_of
 from reference_impl.models.catalog import Tokenizer, find_model
 from reference_impl.models.gpt import export_weights
 from reference_impl.models.llama import LlamaShape, check_weights
@@ -61,14 +62,14 @@ class HuggingFaceGeneration(SteppedGeneration):
         self.config, self.epoch = recipe.policy.generation, 0
         if self.config.mode != "direct":
             raise ConfigError("policy.generation.mode: coordinator, but the caller steps this backend; write direct")
-        device, dtype = device_and_dtype(recipe.policy)
+        device = choose_device(recipe.policy)
         checkpoint = None if model is not None else find_model(recipe.policy.model_name)
         self.tokenizer = tokenizer if tokenizer or checkpoint is None else checkpoint.read_tokenizer()
         if self.config.stop_strings and self.tokenizer is None:
             raise ValueError("policy.generation.stop_strings needs a tokenizer, and none was given")
         if checkpoint is not None:
             shape = checkpoint.shape
-            model = build_llama(shape, checkpoint.read_weights(), dtype, device)
+            model = build_llama(shape, checkpoint.read_weights(), choose_dtype(recipe.policy, device), device)
         assert shape is not None
         self.model, self.shape = model, shape
         self._runs = model if isinstance(model, PreTrainedModel) else copy_of_megatron(model, shape)
@@ -83,11 +84,9 @@ class HuggingFaceGeneration(SteppedGeneration):
         refused before anything is changed (`ValueError`). With `kv_cache_management_mode: recompute` running requests
         compute their keys and values again by the new weights.
         """
-        StalenessTracker(epoch)  # refuses what is no epoch, before anything is changed
-        if epoch < self.epoch:
-            raise ValueError(f"epoch {epoch} is older than the current epoch {self.epoch}")
+        check_epoch(epoch, self.epoch)
         if state_dict is not None:
-            check_shapes(self._shapes(), {name: tensor.shape for name, tensor in state_dict.items()})
+            check_shapes(shapes_of(self.model), {name: tensor.shape for name, tensor in state_dict.items()})
             check_finite(state_dict)
 
         def change() -> None:
@@ -105,11 +104,8 @@ class HuggingFaceGeneration(SteppedGeneration):
 
     def prepare_refit_info(self, state_dict_info: Mapping[str, tuple[torch.Size, torch.dtype]]) -> bool:
         """Check the announced names and shapes against the model (`ValueError`); values are converted when they arrive."""
-        check_shapes(self._shapes(), {name: size for name, (size, _) in state_dict_info.items()})
+        check_shapes(shapes_of(self.model), {name: size for name, (size, _) in state_dict_info.items()})
         return True
-
-    def _shapes(self) -> dict[str, torch.Size]:
-        return {name: parameter.shape for name, parameter in self.model.named_parameters()}
 
 
 @dataclass
@@ -278,22 +274,3 @@ def copy_of_megatron(model: Any, shape: LlamaShape) -> Any:
     if (embedding := parameters.get("embedding.word_embeddings.weight")) is None:
         raise ValueError(f"model is a {type(model).__name__}, expected a transformers model or a Megatron GPTModel")
     return build_llama(shape, export_weights(model, shape), embedding.dtype, embedding.device)
-
-
-def copy_weights(model: Any, weights: Mapping[str, Tensor]) -> None:
-    """Copy into the model's own parameters, tensor by tensor: whoever else holds them, training above all, sees it too."""
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(weights[name])
-
-
-def device_and_dtype(policy: PolicyConfig) -> tuple[torch.device, torch.dtype]:
-    """What the recipe asks for; `auto` is bfloat16 on CUDA where there is one, else float32. Many ranks are refused."""
-    for key, ranks in policy.megatron_cfg.model_dump().items():
-        if ranks > 1:
-            raise ConfigError(f"policy.megatron_cfg.{key}: {ranks}, but this backend runs on one rank; write 1")
-    if policy.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("policy.device: cuda, but PyTorch finds no CUDA device; write auto or cpu")
-    on_cuda = policy.device != "cpu" and torch.cuda.is_available()
-    precision = policy.precision if policy.precision != "auto" else "bfloat16" if on_cuda else "float32"
-    return torch.device("cuda" if on_cuda else "cpu"), getattr(torch, precision)

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from reference_impl.generation.batch import BatchedDataDict
-from reference_impl.generation.interfaces import GenerationError, GenerationInterface, Progress
+from reference_impl.generation.interfaces import GenerationError, Progress
 from reference_impl.generation.outputs import Completion, to_output
 from reference_impl.generation.rows import Limits, Row, rows_of, why_refused
+from reference_impl.generation.rowwise import RowwiseGeneration
 from reference_impl.generation.stops import stops_for
 from reference_impl.staleness.tracker import StalenessTracker
 
@@ -56,7 +57,7 @@ class _Batch:
     ready: list[tuple[int, Completion]] = field(default_factory=list)
 
 
-class SteppedGeneration(GenerationInterface):
+class SteppedGeneration(RowwiseGeneration):
     """The contract over an {py:class}`Engine`: a subclass builds one in `_start`, and changes its weights.
 
     The caller's thread steps the engine, so an `update_weights` between two events of a stream falls exactly between two
@@ -91,14 +92,6 @@ class SteppedGeneration(GenerationInterface):
             self.asleep = True
         return True
 
-    def suspend(self) -> bool:
-        """The same as {py:meth}`finish_generation`, under the engine's name for it."""
-        return self.finish_generation()
-
-    def resume(self) -> bool:
-        """The same as {py:meth}`prepare_for_generation`, under the engine's name for it."""
-        return self.prepare_for_generation()
-
     def shutdown(self) -> bool:
         """Let the engine go; requests under way are lost, and `prepare_for_generation` would build a new one."""
         engine, self._engine = self._engine, None
@@ -119,28 +112,6 @@ class SteppedGeneration(GenerationInterface):
     def tracker(self) -> StalenessTracker:
         """What tags the KV slots of the engine; `follow` of `reference_impl.staleness.events` shows its events."""
         return self._awake().tracker
-
-    def generate(self, data: BatchedDataDict, greedy: bool = False) -> BatchedDataDict:
-        """Generate for a whole batch; see {py:meth}`~reference_impl.generation.interfaces.GenerationInterface.generate`."""
-        rows, finished = self._rows(data), {}
-        for event in self._run(rows, greedy):
-            if not isinstance(event, Progress):
-                finished[event[0]] = event[1]
-        completions = [finished[i] for i in range(len(rows))]
-        if completions and all(completion.error for completion in completions):
-            raise GenerationError(f"every request of the batch failed; the first: {completions[0].error}")
-        return to_output([row.prompt for row in rows], completions)
-
-    def stream(self, data: BatchedDataDict, greedy: bool = False) -> Iterator[Progress | tuple[int, BatchedDataDict]]:
-        """Yield (index, one-row output) as sequences finish, and between steps a
-        {py:class}`~reference_impl.generation.interfaces.Progress`; the engine stands still while the caller holds one."""
-        rows = self._rows(data)
-        for event in self._run(rows, greedy):
-            if isinstance(event, Progress):
-                yield event
-            else:
-                index, completion = event
-                yield index, to_output([rows[index].prompt], [completion])
 
     async def generate_async(
         self, data: BatchedDataDict, greedy: bool = False

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from support.batches import MCORE, prompts
 
 from reference_impl.config.loader import load_recipe
+from reference_impl.generation.devices import choose_dtype
 from reference_impl.generation.interfaces import GenerationError
 from reference_impl.generation.megatron.backend import MegatronGeneration
-from reference_impl.generation.megatron.build import choose_device, choose_dtype, inference_config
+from reference_impl.generation.megatron.build import choose_device, inference_config
 from reference_impl.models.catalog import find_model
 from reference_impl.models.gpt import transformer_config
 from reference_impl.models.shapes import SHAPES

@@ -16,17 +16,20 @@ from torch import Tensor
 from reference_impl.config.errors import ConfigError
 from reference_impl.config.schema import Recipe
 from reference_impl.generation.batch import BatchedDataDict
-from reference_impl.generation.interfaces import GenerationError, GenerationInterface, Progress
+from reference_impl.generation.devices import choose_dtype
+from reference_impl.generation.interfaces import GenerationError, Progress
 from reference_impl.generation.megatron import build
 from reference_impl.generation.megatron.drivers import CoordinatorDriver, DirectDriver, Driver
 from reference_impl.generation.megatron.requests import limits_of, sampling_params
 from reference_impl.generation.megatron.stamping import Stamping
 from reference_impl.generation.megatron.stopping import StopRule
 from reference_impl.generation.megatron.thread import EngineThread
-from reference_impl.generation.megatron.weights import check_update, copy_weights, forget_prefixes
+from reference_impl.generation.megatron.weights import forget_prefixes
 from reference_impl.generation.outputs import Completion, to_output
 from reference_impl.generation.rows import Limits, Row, rows_of, why_refused
+from reference_impl.generation.rowwise import RowwiseGeneration
 from reference_impl.generation.stops import Decode, stops_for
+from reference_impl.generation.updates import check_epoch, check_finite, check_shapes, copy_weights, shapes_of
 from reference_impl.models.catalog import Checkpoint, Tokenizer, find_model
 from reference_impl.models.gpt import build_gpt_model
 from reference_impl.models.llama import LlamaShape
@@ -46,7 +49,7 @@ class _Batch:
     finished: "SimpleQueue[tuple[int, Future[Completion]]]" = field(default_factory=SimpleQueue)
 
 
-class MegatronGeneration(GenerationInterface):
+class MegatronGeneration(RowwiseGeneration):
     """A generation backend on Megatron Core's `DynamicInferenceEngine`.
 
     `recipe` says everything (`policy.generation` and `policy.generation.mcore_generation_config`). Without `model`, the
@@ -60,7 +63,6 @@ class MegatronGeneration(GenerationInterface):
         "prompt-logprobs": "they are not read off the engine",
         "own-streams": "the engine samples a batch from one random stream",
         "finite-logits": "the engine samples from whatever logits there are",
-        "finite-weights": "weights are copied as they are",
     }
     """Features of the conformance suite that this backend does without, and why."""
 
@@ -116,14 +118,6 @@ class MegatronGeneration(GenerationInterface):
             self.asleep = True
         return True
 
-    def suspend(self) -> bool:
-        """The same as {py:meth}`finish_generation`, under the engine's name for it."""
-        return self.finish_generation()
-
-    def resume(self) -> bool:
-        """The same as {py:meth}`prepare_for_generation`, under the engine's name for it."""
-        return self.prepare_for_generation()
-
     def shutdown(self) -> bool:
         """Stop the engine, and in coordinator mode the coordinator's process; requests under way are cancelled."""
         driver, self._driver = self._driver, None
@@ -141,12 +135,12 @@ class MegatronGeneration(GenerationInterface):
         """Put other values into the model's parameters between two engine steps, and stamp `epoch` from there on.
 
         With `kv_cache_management_mode: recompute` the KV cache of running requests is dropped and computed again by the new
-        weights; otherwise it persists. Names and shapes are checked before anything is changed (`ValueError`).
+        weights; otherwise it persists. Names, shapes and values are checked before anything is changed (`ValueError`).
         """
-        if epoch < self.epoch:
-            raise ValueError(f"epoch {epoch} is older than the current epoch {self.epoch}")
+        check_epoch(epoch, self.epoch)
         if state_dict is not None:
-            check_update(self.model, {name: tensor.shape for name, tensor in state_dict.items()})
+            check_shapes(shapes_of(self.model), {name: tensor.shape for name, tensor in state_dict.items()})
+            check_finite(state_dict)
 
         def change() -> None:
             if state_dict is not None:
@@ -163,7 +157,7 @@ class MegatronGeneration(GenerationInterface):
 
     def prepare_refit_info(self, state_dict_info: Mapping[str, tuple[torch.Size, torch.dtype]]) -> bool:
         """Check the announced names and shapes against the model (`ValueError`); values are converted when they arrive."""
-        check_update(self.model, {name: size for name, (size, _) in state_dict_info.items()})
+        check_shapes(shapes_of(self.model), {name: size for name, (size, _) in state_dict_info.items()})
         return True
 
     def invalidate_kv_cache(self) -> bool:
@@ -176,32 +170,6 @@ class MegatronGeneration(GenerationInterface):
     def sampled_tokens(self) -> int:
         """Tokens sampled since the engine was built, over all batches."""
         return self._driver.sampled_tokens if self._driver is not None else 0
-
-    def generate(self, data: BatchedDataDict, greedy: bool = False) -> BatchedDataDict:
-        """Generate for a whole batch; see {py:meth}`~reference_impl.generation.interfaces.GenerationInterface.generate`."""
-        rows, finished = self._rows(data), {}
-        for event in self._run(rows, greedy):
-            if not isinstance(event, Progress):
-                index, completion = event
-                finished[index] = completion
-        completions = [finished[i] for i in range(len(rows))]
-        if completions and all(completion.error for completion in completions):
-            raise GenerationError(f"every request of the batch failed; the first: {completions[0].error}")
-        return to_output([row.prompt for row in rows], completions)
-
-    def stream(self, data: BatchedDataDict, greedy: bool = False) -> Iterator[Progress | tuple[int, BatchedDataDict]]:
-        """Yield (index, one-row output) as sequences finish, and between engine steps a {py:class}`~reference_impl.generation.interfaces.Progress`.
-
-        In direct mode the engine stands still while the caller holds a `Progress`, so an `update_weights` there falls
-        exactly between those two steps. In coordinator mode the engine runs on by itself.
-        """
-        rows = self._rows(data)
-        for event in self._run(rows, greedy):
-            if isinstance(event, Progress):
-                yield event
-            else:
-                index, completion = event
-                yield index, to_output([rows[index].prompt], [completion])
 
     async def generate_async(
         self, data: BatchedDataDict, greedy: bool = False
@@ -246,7 +214,7 @@ class MegatronGeneration(GenerationInterface):
         return build_gpt_model(
             checkpoint.shape,
             checkpoint.read_weights(),
-            dtype=build.choose_dtype(self.recipe.policy, self.device),
+            dtype=choose_dtype(self.recipe.policy, self.device),
             device=self.device,
             seed=self.config.seed,
             cuda_graph_impl=impl,

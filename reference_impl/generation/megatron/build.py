@@ -11,6 +11,7 @@ import torch
 
 from reference_impl.config.errors import ConfigError
 from reference_impl.config.schema import GenerationConfig, PolicyConfig, Recipe
+from reference_impl.generation import devices
 from reference_impl.models.llama import LlamaShape
 from reference_impl.planning.cache import Setup, kv_cache
 from reference_impl.platforms import cpu, cuda
@@ -39,27 +40,15 @@ class TokenIds:
 
 
 def choose_device(policy: PolicyConfig) -> torch.device:
-    """The device that `policy.device` asks for, with the platform for it switched on. A recipe for many ranks is refused."""
-    for key, ranks in policy.megatron_cfg.model_dump().items():
-        if ranks > 1:
-            raise ConfigError(f"policy.megatron_cfg.{key}: {ranks}, but this backend runs on one rank; write 1")
-    wanted = policy.device
-    if wanted == "cuda" and cpu.needed():
-        raise ConfigError("policy.device: cuda, but PyTorch finds no CUDA device; write auto or cpu")
-    if wanted == "cpu" and not cpu.needed():
+    """The device that `policy.device` asks for, with Megatron's platform for it switched on."""
+    device = devices.choose_device(policy)
+    if device.type == "cpu" and not cpu.needed():
         raise ConfigError(
             "policy.device: cpu, but there is a CUDA device, which Megatron would use; hide it with CUDA_VISIBLE_DEVICES=''"
         )
-    if cpu.enable():
-        return torch.device("cpu")
-    log.info("attention: %s", cuda.enable())
-    return torch.device("cuda", torch.cuda.current_device())
-
-
-def choose_dtype(policy: PolicyConfig, device: torch.device) -> torch.dtype:
-    """`auto` is float32 on a CPU and bfloat16 on CUDA."""
-    named = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-    return named.get(policy.precision, torch.float32 if device.type == "cpu" else torch.bfloat16)
+    if not cpu.enable():
+        log.info("attention: %s", cuda.enable())
+    return device
 
 
 def graph_settings(recipe: Recipe, device: torch.device) -> tuple[str, str]:

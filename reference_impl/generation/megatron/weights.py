@@ -1,24 +1,6 @@
-"""Weight updates: other values in the same parameters, and the epoch that names them."""
+"""What a weight update means to Megatron's engine: the epoch that it stamps, and prefixes that it must not find again."""
 
-from collections.abc import Mapping
 from typing import Any
-
-import torch
-from torch import Tensor
-
-from reference_impl.generation.updates import check_shapes
-
-
-def check_update(model: Any, shapes: Mapping[str, torch.Size]) -> None:
-    """Raise `ValueError` that names the first parameter which is missing, unknown or of another shape."""
-    check_shapes({name: parameter.shape for name, parameter in model.named_parameters()}, shapes)
-
-
-def copy_weights(model: Any, state_dict: Mapping[str, Tensor]) -> None:
-    """Copy into the model's own parameters, tensor by tensor: whoever else holds them, training above all, sees it too."""
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(state_dict[name])
 
 
 def stamp_epoch(engine: Any, epoch: int) -> None:

@@ -7,18 +7,18 @@ import torch
 from torch import Tensor
 
 from reference_impl.config.errors import ConfigError
-from reference_impl.config.schema import PolicyConfig, Recipe
+from reference_impl.config.schema import Recipe
+from reference_impl.generation.devices import choose_device, choose_dtype
 from reference_impl.generation.reference.engine import ReferenceEngine, Settings
 from reference_impl.generation.reference.sampling import Rule
 from reference_impl.generation.reference.weights import Weights
 from reference_impl.generation.rows import Limits
 from reference_impl.generation.stepped import SteppedGeneration
-from reference_impl.generation.updates import check_shapes
+from reference_impl.generation.updates import check_epoch, check_shapes
 from reference_impl.models.catalog import Tokenizer, find_model
 from reference_impl.models.llama import LlamaShape, megatron_from_hf
 from reference_impl.planning.cache import Setup, kv_cache
 from reference_impl.platforms.memory import give_back
-from reference_impl.staleness.tracker import StalenessTracker
 
 
 class ReferenceGeneration(SteppedGeneration):
@@ -114,9 +114,7 @@ class ReferenceGeneration(SteppedGeneration):
         Names are Megatron's. What is incomplete, misshapen or not finite is refused whole (`ValueError`), and the weights
         stay. With `kv_cache_management_mode: recompute` the cache of running requests is dropped and computed again.
         """
-        StalenessTracker(epoch)  # refuses what is no epoch, before anything is changed
-        if epoch < self.epoch:
-            raise ValueError(f"epoch {epoch} is older than the current epoch {self.epoch}")
+        check_epoch(epoch, self.epoch)
         if self._engine is None:
             self._weights.update(state_dict)
         else:
@@ -132,22 +130,3 @@ class ReferenceGeneration(SteppedGeneration):
     def invalidate_kv_cache(self) -> bool:
         """Empty the prefix cache; weight updates do so by themselves. Running requests keep their own blocks."""
         return self._engine is not None and self._engine.forget_prefixes()
-
-
-def choose_device(policy: PolicyConfig) -> torch.device:
-    """The device that `policy.device` asks for; a recipe for many ranks is refused."""
-    for key, ranks in policy.megatron_cfg.model_dump().items():
-        if ranks > 1:
-            raise ConfigError(f"policy.megatron_cfg.{key}: {ranks}, but this backend runs on one rank; write 1")
-    found = torch.cuda.is_available()
-    if policy.device == "cuda" and not found:
-        raise ConfigError("policy.device: cuda, but PyTorch finds no CUDA device; write auto or cpu")
-    if policy.device == "cpu" or not found:
-        return torch.device("cpu")
-    return torch.device("cuda", torch.cuda.current_device())
-
-
-def choose_dtype(policy: PolicyConfig, device: torch.device) -> torch.dtype:
-    """`auto` is float32 on a CPU and bfloat16 on CUDA."""
-    named = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-    return named.get(policy.precision, torch.float32 if device.type == "cpu" else torch.bfloat16)

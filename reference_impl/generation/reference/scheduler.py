@@ -50,9 +50,6 @@ class Scheduler:
         self._prefix, self._fresh = prefix, fresh
         self._were_paused: set[Request] = set()
 
-    def __contains__(self, request: Request) -> bool:
-        return request in self.waiting or request in self.rows
-
     @property
     def requests(self) -> list[Request]:
         """Everyone, running first."""

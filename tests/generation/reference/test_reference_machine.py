@@ -7,9 +7,11 @@ of its prompt alone in a fresh engine wherever the record says that one checkpoi
 
 import os
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 from typing import ClassVar
 
+from generation.reference import small_llama
 from generation.reference.small_llama import Shared, engine
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -26,7 +28,7 @@ from oracle.simulator import Simulator
 from support.batches import prompts, responses
 
 from reference_impl.generation.interfaces import GenerationError, Progress
-from reference_impl.models.llama import LlamaShape, megatron_from_hf
+from reference_impl.models.llama import megatron_from_hf
 from reference_impl.models.tiny import random_weights
 from reference_impl.staleness.events import ARGUMENTS, follow
 from reference_impl.staleness.records import check
@@ -36,17 +38,14 @@ SEQUENCES = int(FUZZ or 500)
 CHECKPOINTS, LENGTH, MOST_NEW = 3, 26, 10
 MOST_STEPS = 1000  # a stream takes two hundred at most, one token at a time
 
-SHAPE = LlamaShape(
+SHAPE = replace(
+    small_llama.SHAPE,
     vocab_size=16,
     hidden_size=16,
     intermediate_size=16,
     num_hidden_layers=1,
     num_attention_heads=2,
     num_key_value_heads=1,
-    head_dim=8,
-    rms_norm_eps=1e-5,
-    rope_theta=10_000.0,
-    tie_word_embeddings=False,
     max_position_embeddings=64,
 )
 
