@@ -20,7 +20,7 @@ from reference_impl.config.loader import load_recipe
 from reference_impl.config.schema import Recipe
 from reference_impl.generation.batch import BatchedDataDict
 from reference_impl.generation.interfaces import GenerationInterface
-from reference_impl.generation.registry import BACKENDS, create_backend
+from reference_impl.generation.registry import create_backend
 from reference_impl.models.shapes import ModelShape
 
 PEER = "huggingface"
@@ -110,19 +110,10 @@ class Place:
     dtype: torch.dtype
 
 
-def open_system(name: str, load: Load, place: Place, vllm_python: Path | None = None) -> System:
-    """Load a system's model.
-
-    Raises {py:exc}`NotHereError` for an optional system that is not installed, or a backend that is not registered.
-    """
-    if name == "vllm":
-        from reference_impl.bench.vllm_process import VllmProcess
-
-        return VllmProcess(load, place, vllm_python)
+def open_system(name: str, load: Load, place: Place) -> System:
+    """Load the model of a system of this environment, in this process."""
     if name == PEER:
         return Transformers(place)
-    if name not in BACKENDS:
-        raise NotHereError("no backend of this name is registered")
     return Backend(name, create_backend(load.recipe(name)))
 
 

@@ -74,8 +74,9 @@ def _compare(names: list[str], load: "Load", place: "Place", rounds: int, vllm_p
 
     from reference_impl.bench.comparison import alternate, rows_of
     from reference_impl.bench.machine import Work, describe, measure_limits
+    from reference_impl.bench.processes import open_process
     from reference_impl.bench.results import Results
-    from reference_impl.bench.systems import NotHereError, open_system
+    from reference_impl.bench.systems import NotHereError
 
     work = Work.of(load.shape, place.dtype.itemsize)
     with ExitStack() as stack:
@@ -83,7 +84,7 @@ def _compare(names: list[str], load: "Load", place: "Place", rounds: int, vllm_p
         left_out: dict[str, str] = {}
         for name in names:
             try:
-                system = open_system(name, load, place, vllm_python)
+                system = open_process(name, load, place, vllm_python)
             except NotHereError as error:
                 left_out[name] = str(error)
                 print(f"{name}: left out: {error}", flush=True)
@@ -99,8 +100,8 @@ def _compare(names: list[str], load: "Load", place: "Place", rounds: int, vllm_p
                 found[size] = alternate(systems, load, size, rounds, progress.update)
                 limits = limits.best(measure_limits(work.weight_bytes, place.device))
         versions: dict[str, str] = {}
-        for system in systems:
-            versions |= system.versions
+        for each in systems:
+            versions |= each.versions
     dtype = str(place.dtype).removeprefix("torch.")
     rows = [row for size, each in found.items() for row in rows_of(size, each, limits, dtype, work)]
     return Results(

@@ -7,8 +7,6 @@ import sys
 
 import pytest
 
-from reference_impl.generation.registry import BACKENDS
-
 
 @pytest.fixture
 def bench(monkeypatch, capfd, tmp_path):
@@ -69,17 +67,16 @@ def test_the_table_and_the_json(bench, no_vllm, tmp_path):
     assert "roofline" in (tmp_path / "out" / "x.html").read_text("utf-8")
 
 
-def test_a_backend_that_is_not_registered_is_said(bench, monkeypatch):
-    monkeypatch.delitem(BACKENDS, "reference")
-    status, out, _ = bench(*SMALL, "--batch", "1", "--backends", "reference,huggingface")
+def test_an_optional_system_that_is_missing_is_said(bench):
+    status, out, _ = bench(*SMALL, "--batch", "1", "--backends", "vllm,huggingface")
     assert status == 0
-    assert out.startswith("reference: left out: no backend of this name is registered\ntiny, ")
+    assert out.startswith("vllm: left out: cannot be imported here; --vllm-python takes the Python of an environment")
+    assert out.splitlines()[1].startswith("tiny, ")
 
 
-def test_with_nothing_to_run_it_fails(bench, monkeypatch):
-    monkeypatch.delitem(BACKENDS, "reference")
-    status, _, err = bench(*SMALL, "--backends", "reference")
-    assert (status, err) == (2, "genref: --backends: none of reference can run here\n")
+def test_with_nothing_to_run_it_fails(bench):
+    status, _, err = bench(*SMALL, "--backends", "vllm")
+    assert (status, err) == (2, "genref: --backends: none of vllm can run here\n")
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ import threading
 from collections.abc import Coroutine
 from typing import Any
 
+from reference_impl.platforms.threads import release_team
+
 
 class EngineThread:
     """A daemon thread that runs an event loop until {py:meth}`stop`."""
@@ -32,6 +34,7 @@ class EngineThread:
 
     def submit(self, work: Coroutine[Any, Any, Any]) -> concurrent.futures.Future:
         """Start a coroutine on the engine's loop."""
+        release_team()  # a second team, of the thread that is here, would slow the engine's down
         if not self.alive:
             work.close()
             raise RuntimeError(f"the engine thread has ended: {self.failure!r}")

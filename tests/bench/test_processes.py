@@ -1,4 +1,4 @@
-"""Our side of the pipes to vLLM's process, against processes that answer, lack vLLM, or die."""
+"""Our side of the pipes to a system's process, against processes that answer, lack vLLM, refuse, or die."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from reference_impl.bench.processes import WORKER, SystemProcess, last_words, our_process, vllm_process
 from reference_impl.bench.systems import Load, NotHereError, Place
-from reference_impl.bench.vllm_process import WORKER, VllmProcess, last_words
 from reference_impl.config.errors import ConfigError
 from reference_impl.models.shapes import SHAPES
 
@@ -32,10 +32,10 @@ for line in sys.stdin:
 """
 
 
-def start(tmp_path: Path, script: str) -> VllmProcess:
+def start(tmp_path: Path, script: str) -> SystemProcess:
     worker = tmp_path / "worker.py"
     worker.write_text(script)
-    return VllmProcess(LOAD, PLACE, worker=worker)
+    return vllm_process(LOAD, PLACE, worker=worker)
 
 
 def test_settings_go_in_and_times_come_out(tmp_path):
@@ -92,4 +92,25 @@ def test_the_error_at_the_end():
 
 def test_a_python_that_is_none():
     with pytest.raises(ConfigError, match="--vllm-python: no/python cannot be run"):
-        VllmProcess(LOAD, PLACE, Path("no/python"))
+        vllm_process(LOAD, PLACE, Path("no/python"))
+
+
+def test_a_system_of_ours_answers(tmp_path):
+    """`tiny` on the reference backend: a first token for each of two prompts, and four in all."""
+    system = our_process("reference", LOAD, PLACE)
+    found = system.decode([[1, 2, 3], [4, 5, 6]], 4)
+    assert (found.batch, list(found.tokens)) == (2, [2, 4, 6, 8])
+    assert list(found.seconds) == sorted(found.seconds)
+    assert "torch" in system.versions
+    system.close()
+    assert system._process.returncode == 0
+
+
+def test_what_a_system_of_ours_refuses():
+    """Before it starts, and when a run is cut short."""
+    with pytest.raises(ConfigError, match="policy.generation.backend: no backend 'refrence'; did you mean reference"):
+        our_process("refrence", LOAD, PLACE)
+    system = our_process("reference", LOAD, PLACE)
+    with pytest.raises(ConfigError, match="reference sampled 4 tokens where 9 were asked for"):
+        system.decode([[1, 2, 3]], 9)
+    system.close()
