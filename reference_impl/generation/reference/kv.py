@@ -18,6 +18,10 @@ from reference_impl.models.llama import LlamaShape
 PIECE = 16
 """Positions that are read together where a block has so many: a request that fills little of a large block costs little."""
 
+PORTION = 1 << 21
+"""Numbers of one layer that are read at a time on a CPU: 8 MB of float32, which a processor's last cache still holds when
+attention comes to use them."""
+
 
 class KVCache:
     """Keys and values of `blocks` blocks of `block_size` tokens, and a copy of them elsewhere while the engine sleeps."""
@@ -54,6 +58,15 @@ class KVCache:
     def write(self, layer: int, slots: Tensor, keys_and_values: Tensor) -> None:
         """Store [tokens, KV heads, 2, head size] at `slots` [tokens]: block times block size plus offset."""
         self._slots[layer].index_copy_(2, slots, keys_and_values.permute(1, 2, 0, 3))
+
+    def portions(self, pieces: Tensor) -> list[slice]:
+        """Which requests of `pieces` [requests, pieces] to `read` together: all on a GPU, on a CPU what its cache holds."""
+        requests = len(pieces)
+        if self._device.type != "cpu":
+            return [slice(0, requests)]
+        _, groups, both, _, _, dim = self._size
+        step = max(1, PORTION // (pieces.shape[1] * self.piece * groups * both * dim))
+        return [slice(at, min(at + step, requests)) for at in range(0, requests, step)]
 
     def read(self, layer: int, pieces: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of `pieces` [requests, pieces]: each [requests, KV heads, positions, head size].

@@ -61,8 +61,10 @@ def attention(layer: int, fused: Tensor, cache: KVCache, batch: Batch, queries: 
     """[tokens, heads * head size] of `fused` [tokens, KV heads, queries + 2, head size], whose keys and values are cached."""
     parts, first = [], batch.decode_rows
     if batch.decode is not None:
-        found = cache.read(layer, batch.decode.pieces)
-        parts.append(decode_attention(fused[:first, :, :queries], *found, batch.decode))
+        pieces, mask = batch.decode.pieces, batch.decode.mask
+        for some in cache.portions(pieces):
+            found = cache.read(layer, pieces[some])
+            parts.append(decode_attention(fused[some, :, :queries], *found, None if mask is None else mask[some]))
     if batch.prefill is not None:
         own, a = fused[first:].index_select(0, (batch.prefill.rows - first).flatten()), batch.prefill
         own = own.view(a.requests, a.longest, *fused.shape[1:])
@@ -73,9 +75,9 @@ def attention(layer: int, fused: Tensor, cache: KVCache, batch: Batch, queries: 
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def decode_attention(q: Tensor, keys: Tensor, values: Tensor, a: Attending) -> Tensor:
+def decode_attention(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
     """One query position a request: `q` [requests, KV heads, queries, head size] over [requests, KV heads, positions, head size]."""
-    return F.scaled_dot_product_attention(q, keys, values, attn_mask=a.mask).reshape(len(q), -1)
+    return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask).reshape(len(q), -1)
 
 
 def prefill_attention(q: Tensor, keys: Tensor, values: Tensor, a: Attending) -> Tensor:
