@@ -38,10 +38,11 @@ class Footprint:
 
     `held_bytes`, `peak_bytes`
     : Resident memory that loading the model and generating added, at the end and at most. A small model ran before, so that
-      code and libraries are not in it; the KV cache, `cache_bytes`, is.
+      code and libraries are not in it, nor is the tokenizer, `tokenizer_bytes`; the KV cache, `cache_bytes`, is.
 
-    `update_seconds`, `copy_seconds`
-    : Medians of `update_weights`, and of one copy of the same tensors into others.
+    `update_seconds`, `copy_seconds`, `check_seconds`, `pack_seconds`
+    : Medians of `update_weights`, and beside it, of the same tensors: one copy into others, the search for values that are
+      not finite, and packing every matrix once.
 
     `update_bytes`
     : What the first update added to resident memory while it ran.
@@ -51,10 +52,13 @@ class Footprint:
     model: str
     weight_bytes: int
     cache_bytes: int
+    tokenizer_bytes: int
     held_bytes: int
     peak_bytes: int
     update_seconds: float
     copy_seconds: float
+    check_seconds: float
+    pack_seconds: float
     update_bytes: int
 
 
@@ -69,21 +73,20 @@ def measure_apart(backend: str, model: str, overrides: Sequence[str] = ()) -> Fo
 
 
 def table(footprints: Sequence[Footprint]) -> str:
-    """Memory as multiples of the float32 weights, an update as a multiple of a copy."""
-    grid = [("backend", "weights MB", "cache MB", "held", "peak", "update ms", "copy ms", "ratio", "update adds")]
+    """Memory as multiples of the float32 weights; times of an update, of a copy, and of the parts of an update."""
+    head = ("backend", "held", "peak", "update adds", "update ms", "of a copy", "copy ms", "check ms", "pack ms")
+    grid: list[tuple[str, ...]] = [head]
     for each in footprints:
         weights = each.weight_bytes
         grid.append(
             (
                 each.backend,
-                f"{weights / 1e6:.0f}",
-                f"{each.cache_bytes / 1e6:.0f}",
                 f"{each.held_bytes / weights:.2f}",
                 f"{each.peak_bytes / weights:.2f}",
-                f"{each.update_seconds * 1e3:.0f}",
-                f"{each.copy_seconds * 1e3:.0f}",
-                f"{each.update_seconds / each.copy_seconds:.2f}",
                 f"{each.update_bytes / weights:.2f}",
+                f"{each.update_seconds * 1e3:.0f}",
+                f"{each.update_seconds / each.copy_seconds:.2f}",
+                *(f"{seconds * 1e3:.0f}" for seconds in (each.copy_seconds, each.check_seconds, each.pack_seconds)),
             )
         )
     return "\n".join(aligned(grid, left=(0,)))
@@ -108,21 +111,28 @@ def measure_here(backend_name: str, model: str, overrides: Sequence[str]) -> Foo
     from reference_impl.generation.batch import BatchedDataDict
     from reference_impl.generation.interfaces import GenerationInterface
     from reference_impl.generation.registry import create_backend
+    from reference_impl.generation.updates import check_finite
     from reference_impl.models.catalog import find_model
+    from reference_impl.platforms.memory import give_back
+    from reference_impl.platforms.packed import Packed, can_pack, pack, repack
 
     def generating(name: str) -> tuple[GenerationInterface, float]:
         load = Load(name, find_model(name).shape, PROMPT_TOKENS, NEW_TOKENS, [1])
         recipe = load.recipe(backend_name, overrides)
-        backend = create_backend(recipe)
+        backend = create_backend(recipe, tokenizer=tokenizer)
         backend.prepare_for_generation()
         ids = torch.arange(PROMPT_TOKENS)[None]
         backend.generate(BatchedDataDict(input_ids=ids, input_lengths=torch.tensor([PROMPT_TOKENS])), greedy=True)
         return backend, recipe.policy.generation.mcore_generation_config.buffer_size_gb
 
+    tokenizer = find_model("tiny").read_tokenizer()
     warm, _ = generating("tiny")
     warm.shutdown()
     del warm
     gc.collect()
+    bare = resident()
+    tokenizer = find_model(model).read_tokenizer()
+    give_back()
     before = resident()
     forget_peak()
     backend, cache_gib = generating(model)
@@ -137,6 +147,16 @@ def measure_here(backend_name: str, model: str, overrides: Sequence[str]) -> Foo
         for name, tensor in state.items():
             copies[name].copy_(tensor)
 
+    packed: dict[str, Packed] = {}
+
+    def pack_all() -> None:
+        for name, tensor in state.items():
+            if tensor.ndim == 2 and can_pack(tensor):
+                if name in packed:
+                    repack(packed[name], tensor)
+                else:
+                    packed[name] = pack(tensor)
+
     copy()
     gc.collect()
     at_rest = resident()
@@ -148,15 +168,22 @@ def measure_here(backend_name: str, model: str, overrides: Sequence[str]) -> Foo
         plain.append(seconds_of(copy))
         updates.append(seconds_of(partial(backend.update_weights, state, epoch=2 + epoch)))
     backend.shutdown()
+    pack_all()
+    check, packing = (
+        statistics.median(seconds_of(work) for _ in range(ROUNDS)) for work in (partial(check_finite, state), pack_all)
+    )
     return Footprint(
         backend=backend_name,
         model=model,
         weight_bytes=checkpoint.shape.parameters() * 4,
         cache_bytes=int(cache_gib * 2**30),
+        tokenizer_bytes=before - bare,
         held_bytes=held,
         peak_bytes=peak,
         update_seconds=statistics.median(updates),
         copy_seconds=statistics.median(plain),
+        check_seconds=check,
+        pack_seconds=packing,
         update_bytes=added,
     )
 

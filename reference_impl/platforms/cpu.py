@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from reference_impl.platforms import attention
-from reference_impl.platforms.packed import packed_or_plain
+from reference_impl.platforms.packed import packed_copy, packed_product
 from reference_impl.platforms.seams import Seam, install
 
 SEAMS: list[Seam] = []
@@ -220,13 +220,12 @@ def frozen_linear(original: Any) -> Any:
 
 def onednn_linear(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """`original` where gradients are wanted or the weights are not float32; oneDNN's product otherwise."""
-    product = torch.ops.mkldnn._linear_pointwise
 
     @functools.wraps(original)  # upstream keeps a flag on the function, which it finds under the name that we replace
     def linear(input: Tensor, weight: Tensor, bias: Tensor | None, *args: Any, **kwargs: Any) -> Tensor:
         if torch.is_grad_enabled() or weight.dtype is not torch.float32 or kwargs.get("sequence_parallel"):
             return original(input, weight, bias, *args, **kwargs)
-        return product(input, packed_or_plain(weight), bias, "none", [], "")
+        return packed_product(input, packed_copy(weight) or [weight], bias)  # oneDNN takes a plain one as well
 
     return linear if torch.backends.mkldnn.is_available() else original
 

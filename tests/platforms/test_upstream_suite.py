@@ -121,7 +121,7 @@ def test_memory_falls_when_a_tensor_goes():
     view = kept[:10]
     assert cuda_names.bytes_of_live_tensors() - start == 8000
     del kept, view
-    assert packed.is_mkldnn
+    assert packed[0].is_mkldnn
     assert cuda_names.bytes_of_live_tensors() == start
 
 

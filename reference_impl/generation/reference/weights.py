@@ -12,7 +12,7 @@ from torch import Tensor
 
 from reference_impl.generation.updates import check_finite, check_shapes
 from reference_impl.models.llama import LlamaShape
-from reference_impl.platforms.packed import can_pack, pack, unpack
+from reference_impl.platforms.packed import Packed, can_pack, pack, repack, unpack
 
 EMBEDDING, OUTPUT = "embedding.word_embeddings.weight", "output_layer.weight"
 LAYER = (
@@ -23,7 +23,7 @@ LAYER = (
     "mlp.linear_fc1",
     "mlp.linear_fc2",
 )
-Layer = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+Layer = tuple[Tensor, Tensor | Packed, Tensor | Packed, Tensor, Tensor | Packed, Tensor | Packed]
 """A layer's weights in the order in which the forward pass uses them: norm, QKV, projection, norm, gate and up, down."""
 
 
@@ -47,7 +47,7 @@ class Weights:
         self.shape, self.dtype, self.device = shape, dtype, torch.device(device)
         self.eps = torch.tensor(shape.rms_norm_eps)  # a tensor once, for a number would be made into one at each use
         self._parameters = dict(model.named_parameters()) if model is not None else None
-        self._read: dict[str, Tensor] = {}  # what the forward pass reads
+        self._read: dict[str, Tensor | Packed] = {}  # what the forward pass reads
         self.shapes: dict[str, torch.Size] = {}
         for name, tensor in tensors if self._parameters is None else self._parameters.items():
             self.shapes[name] = tensor.shape
@@ -61,7 +61,7 @@ class Weights:
             return
         for name in self.shapes:
             tensor = self._read[name]
-            yield name, unpack(tensor) if tensor.is_mkldnn else tensor
+            yield name, tensor if isinstance(tensor, Tensor) else unpack(tensor)
 
     def parameters(self) -> Iterator[Tensor]:
         """The tensors of `named_parameters`."""
@@ -76,8 +76,6 @@ class Weights:
         if state_dict is not None:
             check_shapes(self.shapes, {name: tensor.shape for name, tensor in state_dict.items()})
             check_finite(state_dict)
-        self.layers.clear()  # nothing else may hold a packed matrix that is about to be replaced
-        del self.output, self.embedding, self.final_norm
         for name in self.shapes:
             if self._parameters is None:
                 if state_dict is not None:
@@ -95,20 +93,30 @@ class Weights:
         value = tensor if shared else tensor.to(self.device, self.dtype)
         packed = can_pack(value) and value.ndim == 2
         if packed and name != EMBEDDING:
-            self._read[name] = pack(value)
+            self._pack(name, value)
             return
         if shared:
             self._read[name] = value
-        elif name in self._read:
-            self._read[name].copy_(value)
+        elif isinstance(held := self._read.get(name), Tensor):
+            held.copy_(value)
         else:
             self._read[name] = value.clone() if value is tensor else value
         if name == EMBEDDING and self.shape.tie_word_embeddings:
-            self._read[OUTPUT] = pack(value) if packed else self._read[name]
+            if packed:
+                self._pack(OUTPUT, value)
+            else:
+                self._read[OUTPUT] = self._read[name]
+
+    def _pack(self, name: str, tensor: Tensor) -> None:
+        if isinstance(held := self._read.get(name), list):
+            repack(held, tensor)
+        else:
+            self._read[name] = pack(tensor)
 
     def _arrange(self) -> None:
-        self.embedding, self.output = self._read[EMBEDDING], self._read[OUTPUT]
-        self.final_norm = self._read["decoder.final_layernorm.weight"]
+        embedding, norm = self._read[EMBEDDING], self._read["decoder.final_layernorm.weight"]
+        assert isinstance(embedding, Tensor) and isinstance(norm, Tensor)
+        self.embedding, self.final_norm, self.output = embedding, norm, self._read[OUTPUT]
         self.layers: list[Layer] = [
             tuple(self._read[f"decoder.layers.{i}.{part}.weight"] for part in LAYER)  # type: ignore[misc]
             for i in range(self.shape.num_hidden_layers)

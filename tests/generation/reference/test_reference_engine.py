@@ -71,8 +71,9 @@ class TestWeights:
 
     def test_a_shared_model_in_float32_is_packed_once(self, monkeypatch):
         """4 matrices in each of 2 layers and the output layer; vectors and the embedding are read where they lie."""
-        packed, pack = [], weights_module.pack
+        packed, pack, again, repack = [], weights_module.pack, [], weights_module.repack
         monkeypatch.setattr(weights_module, "pack", lambda weight: packed.append(weight.data_ptr()) or pack(weight))
+        monkeypatch.setattr(weights_module, "repack", lambda held, w: again.append(w.data_ptr()) or repack(held, w))
         model = build_gpt_model(SHAPE, hf_weights())
         parameters = dict(model.named_parameters())
         backend = engine(model=model, max_new_tokens=3)
@@ -83,8 +84,9 @@ class TestWeights:
             assert backend._weights._read[name].data_ptr() == parameters[name].data_ptr()
         backend.generate(prompts(PROMPT), greedy=True)
         assert len(packed) == 9
+        assert not again
         backend.update_weights(checkpoint(1), epoch=1)
-        assert len(packed) == 18
+        assert (packed[:9], len(packed)) == (again, 9), "into the copies that are there"
         assert all(torch.equal(parameters[name], tensor) for name, tensor in checkpoint(1).items()), "training sees it"
 
     def test_in_place_and_by_state_dict_are_the_same(self):
