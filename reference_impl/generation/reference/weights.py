@@ -115,7 +115,8 @@ class Weights:
 
     def _arrange(self) -> None:
         embedding, norm = self._read[EMBEDDING], self._read["decoder.final_layernorm.weight"]
-        assert isinstance(embedding, Tensor) and isinstance(norm, Tensor)
+        assert isinstance(embedding, Tensor), "rows of it are looked up"
+        assert isinstance(norm, Tensor), "a vector is not packed"
         self.embedding, self.final_norm, self.output = embedding, norm, self._read[OUTPUT]
         self.layers: list[Layer] = [
             tuple(self._read[f"decoder.layers.{i}.{part}.weight"] for part in LAYER)  # type: ignore[misc]
