@@ -176,7 +176,7 @@ class SteppedGeneration(RowwiseGeneration):
         """Queue the rows: what is under way, and what is over before it begins."""
         batch = _Batch(rows)
         for index, row in enumerate(rows):
-            if reason := why_refused(row.prompt, self.config, engine.limits):
+            if reason := why_refused(row.prompt, self.config, engine.limits) or _why_not_scored(row):
                 batch.ready.append((index, Completion(error=reason)))
             elif row.limit == 0:
                 batch.ready.append((index, Completion(truncated=True)))  # the prompt fills the context
@@ -199,3 +199,9 @@ class SteppedGeneration(RowwiseGeneration):
     def _outputs(self, batch: _Batch, more: list[tuple[int, Completion]]) -> list[tuple[int, BatchedDataDict]]:
         done = [*self._take(batch), *more]
         return [(index, to_output([batch.rows[index].prompt], [completion])) for index, completion in done]
+
+
+def _why_not_scored(row: Row) -> str | None:
+    if row.limit == 0 and row.prompt_logprobs:
+        return f"prompt_logprobs: the prompt of {len(row.prompt)} tokens fills max_model_len, so it is not run; raise it by 1"
+    return None

@@ -4,6 +4,7 @@ import pytest
 import torch
 from generation.reference.small_llama import SHAPE, VOCABULARY, engine, hf_weights
 from support.batches import prompts, responses
+from support.huggingface import on_tiny
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from reference_impl.generation.interfaces import GenerationError, Progress
@@ -162,6 +163,17 @@ class TestPromptLogprobs:
         torch.testing.assert_close(second["prompt_logprobs"], first["prompt_logprobs"], atol=1e-5, rtol=0)
         assert (second["prompt_logprobs"][0, 1:] < 0).all()
         assert second["staleness"][0].prefix_cached_tokens == 0
+
+    @pytest.mark.parametrize("make", [engine, on_tiny])
+    def test_a_prompt_that_is_not_run_says_so(self, make):
+        """It fills the context of 16, so nothing is computed: an error for it, and not a column of zeros."""
+        backend = make(max_new_tokens=2, length=16)
+        output = backend.generate(prompts(PROMPT, PROMPT[:4], prompt_logprobs=[True, True]), greedy=True)
+        assert "prompt of 16 tokens fills max_model_len" in output["errors"][0]
+        assert output["errors"][1] is None
+        assert (output["prompt_logprobs"][1, 1:4] < 0).all()
+        plain = backend.generate(prompts(PROMPT), greedy=True)
+        assert (plain["errors"], plain["truncated"].tolist()) == ([None], [True])
 
     def test_greedy_tokens_are_those_of_transformers(self, teacher):
         tokens = responses(engine(max_new_tokens=12).generate(prompts(PROMPT), greedy=True))[0]
