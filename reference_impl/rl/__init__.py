@@ -1,0 +1,1 @@
+"""Reinforcement learning on one shared model: environments, rollouts, GRPO, and what makes tokens stale."""
