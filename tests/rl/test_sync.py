@@ -76,7 +76,9 @@ def test_the_engine_reads_the_parameters_that_training_changes():
 def test_a_run_repeats_bit_for_bit():
     """The same tokens, rewards and weights; another seed of the engine samples something else."""
     (one, first, _), (two, second, _) = (a_run(LowBytes, 3) for _ in range(2))
-    assert [each.tokens for step in one for each in step.rollouts] == [each.tokens for step in two for each in step.rollouts]
+    assert [each.tokens for step in one for each in step.rollouts] == [
+        each.tokens for step in two for each in step.rollouts
+    ]
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
     other, _, _ = a_run(LowBytes, 1, seed=1)
     assert [each.tokens for each in other[0].rollouts] != [each.tokens for each in one[0].rollouts]
