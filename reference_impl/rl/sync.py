@@ -1,6 +1,4 @@
-"""Synchronous GRPO on one shared model: sample with it, then train it, and again.
-
-    prepare -> generate -> finish -> consume -> train -> epoch + 1
+"""Synchronous GRPO on one shared model: prepare, generate, finish, consume, train, then the next epoch.
 
 Every token of a step is sampled by the weights of that step, so its staleness is 0. The engine reads the parameters that
 training changes; no weight is sent anywhere.
