@@ -50,7 +50,7 @@ def save(folder: Path, step: int, model: Any, optimizer: torch.optim.Optimizer, 
         for path in (*part.iterdir(), part):
             _to_disk(path)
         if final.exists():
-            shutil.rmtree(final)
+            _discard(final)
         part.rename(final)
         _to_disk(folder)
     except (
@@ -62,7 +62,7 @@ def save(folder: Path, step: int, model: Any, optimizer: torch.optim.Optimizer, 
         why = getattr(error, "strerror", None) or str(error).splitlines()[0]
         raise CheckpointError(f"{final}: cannot be written: {why}; earlier checkpoints are untouched") from error
     for old in _all(folder)[:-KEPT]:
-        shutil.rmtree(old, ignore_errors=True)
+        _discard(old)
     return final
 
 
@@ -119,6 +119,13 @@ def _together(tensors: dict[str, Tensor], settings: dict[str, Any]) -> dict[str,
 
 def _all(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("step-*") if NAME.fullmatch(path.name))
+
+
+def _discard(path: Path) -> None:
+    """Remove a checkpoint; it loses its name first, so that half of it is never taken for one."""
+    gone = path.with_name(f".{path.name}.old.part")
+    path.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
 
 
 def _to_disk(path: Path) -> None:
