@@ -28,9 +28,9 @@ class Group:
     rollouts: list[Rollout] = field(default_factory=list)
 
     @property
-    def failed(self) -> bool:
-        """Whether none of its rollouts has a reward, so that there is nothing to train on."""
-        return all(rollout.reward is None for rollout in self.rollouts)
+    def failed(self) -> int:
+        """How many of its rollouts have no reward."""
+        return sum(rollout.reward is None for rollout in self.rollouts)
 
     def age(self, step: int) -> int:
         """Staleness that its oldest sampled token would have at `step`; of a group without a stamped token, from `epoch`."""
@@ -95,7 +95,7 @@ class Queue:
             raise ValueError(f"group {number}: expected {self.group_size} rollouts that are over")
         group = self.in_flight.pop(number)
         group.rollouts = list(rollouts)
-        if group.failed:
+        if group.failed == self.group_size:  # nothing to train on
             self._failed += self.group_size
         else:
             self.waiting[number] = group
@@ -108,13 +108,12 @@ class Queue:
         """
         for number in [number for number, group in self.waiting.items() if group.age(step) > self.max_age]:
             group = self.waiting.pop(number)
-            lost = sum(rollout.reward is None for rollout in group.rollouts)
-            self._failed += lost
-            self._dropped += self.group_size - lost
+            self._failed += group.failed
+            self._dropped += self.group_size - group.failed
         if len(self.waiting) < self.prompts:
             return None
         taken = [self.waiting.pop(number) for number in sorted(self.waiting)[: self.prompts]]
-        lost = sum(rollout.reward is None for group in taken for rollout in group.rollouts)
+        lost = sum(group.failed for group in taken)
         self._failed += lost
         self._consumed += self.prompts * self.group_size - lost
         return taken

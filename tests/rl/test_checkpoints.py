@@ -100,7 +100,7 @@ def test_killed_at_ten_random_moments(tmp_path):
         reported = step
 
 
-@pytest.mark.parametrize("most", [1000, 400_000, 500_000])
+@pytest.mark.parametrize("most", [1000, 400_000])
 def test_a_full_disk_leaves_the_last_one(tmp_path, most):
     """Weights of 361 kB and an optimizer of 724 kB: the limit meets either file. One line, and no half of anything."""
     model = torch.nn.Linear(300, 300)

@@ -46,7 +46,12 @@ def a_run(make_environment, steps, *, name="reference", seed=0, lr=1e-3, prompts
         with create_backend(made, model=model, shape=tiny.SHAPE) as backend:
             optimizer = torch.optim.AdamW(model.parameters(), lr, weight_decay=0.0)
             plan = Plan(prompts, group, steps, context=16)
+            storage = [parameter.data_ptr() for parameter in model.parameters()]
             done = list(train(backend, model, optimizer, make_environment, plan, ON_POLICY, first_step))
+            assert [parameter.data_ptr() for parameter in model.parameters()] == storage
+            if name == "megatron":
+                read = backend._engine.controller.inference_wrapped_model.model
+                assert [parameter.data_ptr() for parameter in read.parameters()] == storage
             return done, model, backend
 
 
@@ -64,9 +69,8 @@ def test_it_learns_and_nothing_is_stale(name):
 
 
 def test_the_engine_reads_the_parameters_that_training_changes():
-    """Same storage before and after, other values; and no other parameter is anywhere."""
-    done, model, backend = a_run(LowBytes, 2, name="megatron")
-    assert backend.model is model
+    """`a_run` holds the storage of the engine's module to that of the model before the run; here, the values have changed."""
+    done, model, _ = a_run(LowBytes, 2, name="megatron")
     fresh = build_gpt_model(tiny.SHAPE, tiny.random_weights())
     changed = [not torch.equal(a, b) for a, b in zip(model.parameters(), fresh.parameters(), strict=True)]
     assert all(changed)
@@ -108,7 +112,7 @@ def test_failed_rollouts_are_counted_and_the_others_trained_on():
     assert sum(each.consumption.failed for each in done) > 10
 
 
-def test_letters_are_sorted_after_a_minute_of_training():
+def test_letters_are_sorted_after_thirty_steps():
     """From the form alone, about a quarter in place, to more than 0.8."""
     done, _, _ = a_run(lambda: SortLetters(BYTES, 0), 30, lr=3e-4, prompts=8, group=16, shown=75)
     rewards = [each.metrics["reward"] for each in done]
