@@ -16,6 +16,7 @@ from reference_impl.cli.plan import plan
 from reference_impl.cli.quiet import quiet_upstream
 from reference_impl.cli.report import report
 from reference_impl.cli.streams import INTERRUPTED, accept_any_text, drop_output
+from reference_impl.cli.train import train
 from reference_impl.config.errors import ConfigError
 
 # What the extra `megatron` installs and a command that generates imports; without it, the other commands work.
@@ -23,13 +24,14 @@ ENGINE_PACKAGES = frozenset({"accelerate", "megatron", "torch", "transformers", 
 
 app = typer.Typer(
     name="genref",
-    help="Generate with Megatron Core's own engine, see how stale each token is, and check and size recipes.",
+    help="Generate and train with Megatron Core's own engine, see how stale each token is, check and size recipes.",
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
 app.command()(generate)
 app.command()(demo)
+app.command()(train)
 app.command()(report)
 app.command()(lint)
 app.command()(plan)
@@ -45,7 +47,7 @@ if multiprocessing.current_process().name != "MainProcess":
 def main(
     context: typer.Context, version: bool = typer.Option(False, "--version", help="Print the version and exit.")
 ) -> None:
-    """Generate with Megatron Core's own engine, see how stale each token is, and check and size recipes."""
+    """Generate and train with Megatron Core's own engine, see how stale each token is, check and size recipes."""
     if version:
         print(__version__)
         raise typer.Exit

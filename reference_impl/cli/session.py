@@ -20,7 +20,7 @@ from reference_impl.config.errors import ConfigError
 from reference_impl.generation.batch import BatchedDataDict, right_padded
 from reference_impl.generation.interfaces import GenerationInterface, Progress
 from reference_impl.models.checkpoints import parameters_of, perturbed
-from reference_impl.staleness.runs import RunWriter, SequenceRecord
+from reference_impl.staleness.runs import RUN_FILE, RunWriter, SequenceRecord
 
 
 @dataclass
@@ -55,10 +55,18 @@ class Updates:
 
 def open_run(command: str, folder: Path | None) -> RunWriter:
     """Start writing to `folder`, or to a new folder `runs/COMMAND-DATE-TIME`."""
+    return RunWriter(open_folder(command, folder))
+
+
+def open_folder(command: str, folder: Path | None) -> Path:
+    """`folder`, or a new folder `runs/COMMAND-DATE-TIME`: it is there, and can be written to."""
     try:
-        return RunWriter(folder or _new_folder(command))
+        folder = folder or _new_folder(command)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / RUN_FILE).open("a").close()
     except OSError as error:
         raise ConfigError(f"run folder {error.filename}: cannot be written ({error.strerror})") from error
+    return folder
 
 
 def _new_folder(command: str) -> Path:

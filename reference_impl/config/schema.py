@@ -5,24 +5,24 @@ recipes), so that a recipe written for NeMo RL loads here unchanged; keys that o
 strict: megatron-core takes `"256"` and runs with it, here it is an error before any memory is allocated.
 """
 
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
 from pydantic_core import PydanticCustomError
 
+from reference_impl.config.section import NULL_IS_EMPTY, Follows, Section
+from reference_impl.config.training import (
+    RECOMPUTE_KEY,
+    CheckpointingConfig,
+    EnvConfig,
+    GrpoConfig,
+    LossConfig,
+    OptimizerConfig,
+)
 from reference_impl.config.trees import MISSING, lookup, with_value
 
 MCORE_KEY = "policy.generation.mcore_generation_config"
 MODE_KEY = f"{MCORE_KEY}.kv_cache_management_mode"
-RECOMPUTE_KEY = "grpo.async_grpo.recompute_kv_cache_after_weight_updates"
-
-
-@dataclass(frozen=True)
-class Follows:
-    """Marks a field whose default is another key's value; `expression` is the interpolation that a recipe would write."""
-
-    expression: str
 
 
 def _only_local_graphs(value: Any) -> Any:
@@ -65,26 +65,13 @@ def _none_if_off(value: int | None) -> int | None:
     return None if value in (0, -1) else value
 
 
-def _section_if_null(value: Any) -> Any:
-    """NeMo RL's recipes may write `null` for a section that they do not use, such as `async_grpo`."""
-    return {} if value is None else value
-
-
 TokenId = Annotated[int, Field(ge=0)]
 StopString = Annotated[str, AfterValidator(_not_empty)]
 # Off has three spellings in the field (null in NeMo RL, 0 in megatron-core, -1 in vLLM); past this line it has one.
 TopK = Annotated[int | None, Field(ge=-1), AfterValidator(_none_if_off)]
 
 
-class _Section(BaseModel):
-    # Other keys of a section belong to trainers and other backends; the loader looks for misspelt ones among them.
-    model_config = ConfigDict(strict=True, frozen=True, extra="ignore", allow_inf_nan=False)
-
-    keys_of_others: ClassVar[frozenset[str]] = frozenset()
-    """Keys of other readers that nearly spell one of this section and are no misspelling of it."""
-
-
-class MCoreGenerationConfig(_Section):
+class MCoreGenerationConfig(Section):
     """What the Megatron engine is built with: its cache, its batch limits and its CUDA graphs.
 
     Definitions are those of megatron-core's `InferenceConfig`, where `max_model_len` is called `max_sequence_length` and the
@@ -146,7 +133,17 @@ class MCoreGenerationConfig(_Section):
     )
 
 
-class GenerationConfig(_Section):
+class ColocatedConfig(Section):
+    """Where rollouts are generated. NeMo RL's `resources` for separate generation are not read."""
+
+    enabled: bool = Field(
+        True,
+        description="Whether the engine reads the model that is trained, in one process; if not, asynchronous training "
+        "generates in a second process, with a copy of the weights.",
+    )
+
+
+class GenerationConfig(Section):
     """How tokens are drawn and when a response ends.
 
     Temperature divides the logits; top-k is applied before top-p, on what it left, renormalised. The validation values follow
@@ -190,11 +187,12 @@ class GenerationConfig(_Section):
         description="Whether cached prefixes of an older checkpoint may be used after an update, each with its own epoch "
         "reported; the reference backend's alone; not a NeMo RL key.",
     )
+    colocated: Annotated[ColocatedConfig, NULL_IS_EMPTY] = Field(description="Where rollouts are generated.")
     mcore_generation_config: MCoreGenerationConfig = Field(description="The engine's own settings.")
 
 
-class MegatronParallelism(_Section):
-    """How NeMo RL cuts the model into ranks. `genref plan` divides by these; the engine here runs on one rank."""
+class MegatronConfig(Section):
+    """How NeMo RL cuts the model into ranks, and its optimizer. `genref plan` divides by the ranks; here, there is one."""
 
     # NeMo RL heeds `_override_` in top-level sections alone, and its recipes write it here without effect.
     keys_of_others = frozenset({"_override_", "expert_model_parallel_size", "expert_tensor_parallel_size"})
@@ -207,10 +205,15 @@ class MegatronParallelism(_Section):
         gt=0,
         description="Ranks that the layers are dealt out to, read by genref plan; the engine here refuses more than 1.",
     )
+    optimizer: Annotated[OptimizerConfig, NULL_IS_EMPTY] = Field(
+        default_factory=OptimizerConfig, description="How gradients change the weights."
+    )
 
 
-class PolicyConfig(_Section):
+class PolicyConfig(Section):
     """The model that is trained and generates, and the section that says how it generates."""
+
+    keys_of_others = frozenset({"train_micro_batch_size"})
 
     model_name: str = Field(
         "smollm2", description="Which model is built, by the name that the model registry gives it."
@@ -224,35 +227,26 @@ class PolicyConfig(_Section):
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="Where the model runs; auto takes CUDA where there is one; not a NeMo RL key."
     )
-    megatron_cfg: Annotated[MegatronParallelism, BeforeValidator(_section_if_null)] = Field(
-        description="How many ranks the model is cut into."
+    train_global_batch_size: int | None = Field(
+        None, gt=0, description="Rollouts that one gradient step is made of; null takes all of a training step."
+    )
+    max_grad_norm: Annotated[float, Field(gt=0)] | None = Field(
+        1.0, description="Norm that the gradient of all weights together is clipped to; null clips nothing."
+    )
+    megatron_cfg: Annotated[MegatronConfig, NULL_IS_EMPTY] = Field(
+        description="How many ranks the model is cut into, and the optimizer."
     )
     generation: GenerationConfig = Field(description="How this policy generates.")
 
 
-class AsyncGrpoConfig(_Section):
-    """What asynchronous GRPO asks of the engine."""
-
-    recompute_kv_cache_after_weight_updates: bool = Field(
-        False,
-        description="Whether cached keys and values are dropped when weights change; true sets kv_cache_management_mode to "
-        "recompute, which is how NeMo RL spells that mode.",
-    )
-
-
-class GrpoConfig(_Section):
-    """The one part of the `grpo` section that reaches generation."""
-
-    async_grpo: Annotated[AsyncGrpoConfig, BeforeValidator(_section_if_null)] = Field(
-        description="Settings of asynchronous training."
-    )
-
-
-class Recipe(_Section):
+class Recipe(Section):
     """A whole recipe, checked. {func}`reference_impl.config.loader.load_recipe` makes one; nothing changes it afterwards."""
 
     policy: PolicyConfig = Field(description="The model and how it generates.")
-    grpo: GrpoConfig = Field(description="What the training algorithm asks of generation.")
+    grpo: Annotated[GrpoConfig, NULL_IS_EMPTY] = Field(description="What a training step is made of.")
+    loss_fn: Annotated[LossConfig, NULL_IS_EMPTY] = Field(description="How tokens count in the loss.")
+    env: Annotated[EnvConfig, NULL_IS_EMPTY] = Field(description="What the policy is trained on.")
+    checkpointing: Annotated[CheckpointingConfig, NULL_IS_EMPTY] = Field(description="When a run can be gone on with.")
 
     _explicit: frozenset[str] = PrivateAttr(default=frozenset())
 

@@ -7,7 +7,8 @@ generation worker reads it. A key without such a release is this project's.
 
 from dataclasses import dataclass
 
-from reference_impl.config.schema import MCORE_KEY, RECOMPUTE_KEY
+from reference_impl.config.schema import MCORE_KEY
+from reference_impl.config.training import RECOMPUTE_KEY
 
 AS_ON_CUDA = "As on CUDA."
 NO_GRAPHS = "No effect: a CPU has no CUDA graphs."
@@ -94,10 +95,16 @@ UPSTREAM_KEYS: dict[str, UpstreamKey] = {
     "policy.max_total_sequence_length": UpstreamKey(unit="tokens", since="NeMo RL 0.1"),
     "policy.precision": _parallel("params_dtype", "", "NeMo RL 0.1", "auto is float32."),
     "policy.device": UpstreamKey(on_cpu="cuda is refused where there is no CUDA device."),
+    "policy.train_global_batch_size": UpstreamKey(unit="rollouts", since="NeMo RL 0.1"),
+    "policy.max_grad_norm": UpstreamKey(since="NeMo RL 0.2"),
     "policy.megatron_cfg.tensor_model_parallel_size": _parallel("tensor_model_parallel_size", "ranks", "NeMo RL 0.3"),
     "policy.megatron_cfg.pipeline_model_parallel_size": _parallel(
         "pipeline_model_parallel_size", "ranks", "NeMo RL 0.3"
     ),
+    **{
+        f"policy.megatron_cfg.optimizer.{name}": UpstreamKey(since="NeMo RL 0.3")
+        for name in ("lr", "weight_decay", "adam_beta1", "adam_beta2", "adam_eps")
+    },
     "policy.generation.backend": UpstreamKey(since="NeMo RL 0.1"),
     "policy.generation.mode": UpstreamKey(),
     "policy.generation.max_new_tokens": _sampling("num_tokens_to_generate", "tokens"),
@@ -112,7 +119,32 @@ UPSTREAM_KEYS: dict[str, UpstreamKey] = {
     "policy.generation.logprobs_mode": _inference("logprobs_mode", since=OURS),
     "policy.generation.seed": _transformer("inference_sampling_seed", since=OURS),
     "policy.generation.reuse_across_updates": UpstreamKey(),
+    "policy.generation.colocated.enabled": UpstreamKey(since="NeMo RL 0.3"),
     **{f"{MCORE_KEY}.{name}": key for name, key in _ENGINE.items()},
+    "grpo.num_prompts_per_step": UpstreamKey(unit="episodes", since="NeMo RL 0.1"),
+    "grpo.num_generations_per_prompt": UpstreamKey(unit="rollouts", since="NeMo RL 0.1"),
+    "grpo.max_num_steps": UpstreamKey(unit="training steps", since="NeMo RL 0.1"),
+    "grpo.normalize_rewards": UpstreamKey(since="NeMo RL 0.1"),
+    "grpo.use_leave_one_out_baseline": UpstreamKey(since="NeMo RL 0.1"),
+    "grpo.seed": UpstreamKey(since="NeMo RL 0.4"),
+    "grpo.demonstration_steps": UpstreamKey(unit="supervised steps"),
+    "grpo.async_grpo.enabled": UpstreamKey(since="NeMo RL 0.4"),
+    "grpo.async_grpo.max_trajectory_age_steps": UpstreamKey(unit="training steps", since="NeMo RL 0.4"),
+    "grpo.async_grpo.in_flight_weight_updates": UpstreamKey(since="NeMo RL 0.4"),
     RECOMPUTE_KEY: _inference("kv_cache_management_mode", since="NeMo RL 0.4"),
+    "loss_fn.reference_policy_kl_penalty": UpstreamKey(since="NeMo RL 0.1"),
+    "loss_fn.ratio_clip_min": UpstreamKey(since="NeMo RL 0.2.1"),
+    "loss_fn.ratio_clip_max": UpstreamKey(since="NeMo RL 0.2.1"),
+    "loss_fn.use_importance_sampling_correction": UpstreamKey(since="NeMo RL 0.2"),
+    "loss_fn.truncated_importance_sampling_type": UpstreamKey(since="NeMo RL 0.6"),
+    "loss_fn.truncated_importance_sampling_ratio": UpstreamKey(since="NeMo RL 0.4"),
+    "loss_fn.truncated_importance_sampling_ratio_min": UpstreamKey(since="NeMo RL 0.6"),
+    "loss_fn.max_token_staleness": UpstreamKey(unit="training steps"),
+    "env.name": UpstreamKey(),
+    "env.timeout_seconds": UpstreamKey(unit="seconds"),
+    "env.delay_seconds": UpstreamKey(unit="seconds"),
+    "env.failure_rate": UpstreamKey(unit="share, 0 to 1"),
+    "checkpointing.enabled": UpstreamKey(since="NeMo RL 0.1"),
+    "checkpointing.save_period": UpstreamKey(unit="training steps", since="NeMo RL 0.1"),
 }
 """Every key of the schema that is a value and not a section."""

@@ -85,6 +85,8 @@ _CONTEXT = f"{_INFERENCE}.contexts.dynamic_context.DynamicInferenceContext"
 _ENGINE = f"{_INFERENCE}.engines.dynamic_engine"
 _REQUEST = f"{_INFERENCE}.inference_request"
 
+_GRPO_MATH = "examples/configs/grpo_math_1B.yaml"
+
 MEGATRON_CORE = (
     *_fields(
         f"{_INFERENCE}.config.InferenceConfig",
@@ -240,7 +242,7 @@ NEMO_RL = (
         invalidate_kv_cache="() -> bool",
     ),
     *_yaml(
-        "examples/configs/grpo_math_1B.yaml",
+        _GRPO_MATH,
         "policy.generation.mcore_generation_config",
         buffer_size_gb="10",
         block_size_tokens="256",
@@ -260,7 +262,57 @@ NEMO_RL = (
         parsers="[]",
     ),
     *_yaml(
-        "examples/configs/grpo_math_1B.yaml",
+        _GRPO_MATH,
+        "grpo",
+        num_prompts_per_step="32",
+        num_generations_per_prompt="16",
+        max_num_steps="1000000",
+        normalize_rewards="True",
+        use_leave_one_out_baseline="True",
+        seed="42",
+    ),
+    *_yaml(
+        _GRPO_MATH,
+        "grpo.async_grpo",
+        enabled="False",
+        max_trajectory_age_steps="1",
+        in_flight_weight_updates="False",
+        recompute_kv_cache_after_weight_updates="False",
+    ),
+    *_yaml(
+        _GRPO_MATH,
+        "loss_fn",
+        reference_policy_kl_penalty="0.01",
+        ratio_clip_min="0.2",
+        ratio_clip_max="0.2",
+        use_importance_sampling_correction="False",
+        truncated_importance_sampling_type="None",
+        truncated_importance_sampling_ratio="None",
+        truncated_importance_sampling_ratio_min="None",
+    ),
+    *_yaml(
+        _GRPO_MATH,
+        "checkpointing",
+        enabled="True",
+        save_period="10",
+    ),
+    *_yaml(
+        _GRPO_MATH,
+        "policy",
+        train_global_batch_size="512",
+        max_grad_norm="1.0",
+    ),
+    *_yaml(
+        _GRPO_MATH,
+        "policy.megatron_cfg.optimizer",
+        lr="5e-06",
+        weight_decay="0.01",
+        adam_beta1="0.9",
+        adam_beta2="0.999",
+        adam_eps="'1e-8'",
+    ),
+    *_yaml(
+        _GRPO_MATH,
         "policy.generation",
         max_new_tokens="'${policy.max_total_sequence_length}'",
         temperature="1.0",
@@ -272,6 +324,5 @@ NEMO_RL = (
         stop_token_ids="None",
         stop_strings="None",
     ),
-    *_yaml("examples/configs/grpo_math_1B.yaml", "grpo.async_grpo", recompute_kv_cache_after_weight_updates="False"),
 )
 """Of NeMo RL: the contract that our backends keep to, and the defaults that our schema takes over."""

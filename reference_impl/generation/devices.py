@@ -8,8 +8,8 @@ from reference_impl.config.schema import PolicyConfig
 
 def choose_device(policy: PolicyConfig) -> torch.device:
     """The device that `policy.device` asks for; `auto` is CUDA where there is one. A recipe for many ranks is refused."""
-    for key, ranks in policy.megatron_cfg.model_dump().items():
-        if ranks > 1:
+    for key in ("tensor_model_parallel_size", "pipeline_model_parallel_size"):
+        if (ranks := getattr(policy.megatron_cfg, key)) > 1:
             raise ConfigError(f"policy.megatron_cfg.{key}: {ranks}, but this backend runs on one rank; write 1")
     found = torch.cuda.is_available()
     if policy.device == "cuda" and not found:

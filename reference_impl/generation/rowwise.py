@@ -1,7 +1,9 @@
 """Backends that take a batch apart into rows: a whole batch, and a stream, over completions as they come."""
 
+import asyncio
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cached_property
 
 from reference_impl.generation.batch import BatchedDataDict
 from reference_impl.generation.interfaces import GenerationError, GenerationInterface, Progress
@@ -9,8 +11,28 @@ from reference_impl.generation.outputs import Completion, to_output
 from reference_impl.generation.rows import Row
 
 
+class SharedWait:
+    """Something that many coroutines wait for and one of them begins, such as the engine's next step.
+
+    If each took a step of its own, whoever comes with a new request would wait for as many steps as others run.
+    """
+
+    _under_way: "asyncio.Future[None] | None" = None
+
+    async def wait(self, begin: "Callable[[], asyncio.Future[None]]") -> None:
+        """Wait for what is under way, or `begin` it."""
+        future = self._under_way
+        if future is None or future.done() or future.get_loop() is not asyncio.get_running_loop():
+            future = self._under_way = begin()
+        await asyncio.shield(future)  # one that is cancelled does not cancel it for the others
+
+
 class RowwiseGeneration(GenerationInterface):
     """The contract's blocking calls over `_rows`, which takes a batch apart, and `_run`, which runs the rows."""
+
+    @cached_property
+    def _shared(self) -> SharedWait:
+        return SharedWait()
 
     @abstractmethod
     def _rows(self, data: BatchedDataDict) -> list[Row]:

@@ -49,8 +49,15 @@ class Engine(Protocol):
 
 
 @dataclass
-class _Batch:
-    """A batch under way: indices of its rows by request, and (index, completion) that nobody has been given yet."""
+class Batch:
+    """A batch under way.
+
+    `running`
+    : Indices of its rows by request.
+
+    `ready`
+    : (index, completion) that nobody has been given yet.
+    """
 
     rows: list[Row]
     running: dict[int, int] = field(default_factory=dict)
@@ -78,7 +85,7 @@ class SteppedGeneration(RowwiseGeneration):
         if not self.asleep:
             return True
         if self._engine is None:
-            self._batches: list[_Batch] = []
+            self._batches: list[Batch] = []
             self._engine = self._start()
         else:
             self._engine.resume()
@@ -116,14 +123,31 @@ class SteppedGeneration(RowwiseGeneration):
     async def generate_async(
         self, data: BatchedDataDict, greedy: bool = False
     ) -> AsyncIterator[tuple[int, BatchedDataDict]]:
-        """Yield (index, one-row output) as sequences finish. Any number may run at once; they share the engine's batch."""
-        rows = self._rows(data)
-        for event in self._run(rows, greedy):
-            if isinstance(event, Progress):
-                await asyncio.sleep(0)
-            else:
-                index, completion = event
-                yield index, to_output([rows[index].prompt], [completion])
+        """Yield (index, one-row output) as sequences finish. Any number may run at once; they share the engine's steps."""
+        batch = self.submit(data, greedy)
+        while True:
+            for index, output in self.take(batch):
+                yield index, output
+            if not batch.running:
+                return
+            await self._shared.wait(lambda: asyncio.ensure_future(self._step_once()))
+
+    async def _step_once(self) -> None:
+        self.step()
+
+    def submit(self, data: BatchedDataDict, greedy: bool = False) -> Batch:
+        """Queue a batch, for a caller that takes the engine's steps by itself: `step`, then `take`, until nothing runs."""
+        return self._submit(self._awake(), self._rows(data), greedy)
+
+    def step(self) -> None:
+        """One step over whatever is ready, of all batches."""
+        for request, completion in self._awake().step():
+            batch = next(batch for batch in self._batches if request in batch.running)
+            batch.ready.append((batch.running.pop(request), completion))
+
+    def take(self, batch: Batch) -> list[tuple[int, BatchedDataDict]]:
+        """(index, one-row output) of the sequences of a batch that have ended since the last look."""
+        return self._outputs(batch, [])
 
     def unfinished(self) -> list[tuple[int, BatchedDataDict]]:
         """(index, one-row output) of every sequence that nobody has been given yet, as far as it has come.
@@ -170,11 +194,11 @@ class SteppedGeneration(RowwiseGeneration):
                 return
             yield Progress(engine.sampled_tokens - start, finished)
             if batch.running and not batch.ready:  # another stream's steps may have ended some of this batch
-                self._step()
+                self.step()
 
-    def _submit(self, engine: Engine, rows: list[Row], greedy: bool) -> _Batch:
+    def _submit(self, engine: Engine, rows: list[Row], greedy: bool) -> Batch:
         """Queue the rows: what is under way, and what is over before it begins."""
-        batch = _Batch(rows)
+        batch = Batch(rows)
         for index, row in enumerate(rows):
             if reason := why_refused(row.prompt, self.config, engine.limits) or _why_not_scored(row):
                 batch.ready.append((index, Completion(error=reason)))
@@ -185,18 +209,13 @@ class SteppedGeneration(RowwiseGeneration):
         self._batches.append(batch)
         return batch
 
-    def _step(self) -> None:
-        for request, completion in self._awake().step():
-            batch = next(batch for batch in self._batches if request in batch.running)
-            batch.ready.append((batch.running.pop(request), completion))
-
-    def _take(self, batch: _Batch) -> list[tuple[int, Completion]]:
+    def _take(self, batch: Batch) -> list[tuple[int, Completion]]:
         ready, batch.ready = batch.ready, []
         if not batch.running and batch in self._batches:
             self._batches.remove(batch)
         return ready
 
-    def _outputs(self, batch: _Batch, more: list[tuple[int, Completion]]) -> list[tuple[int, BatchedDataDict]]:
+    def _outputs(self, batch: Batch, more: list[tuple[int, Completion]]) -> list[tuple[int, BatchedDataDict]]:
         done = [*self._take(batch), *more]
         return [(index, to_output([batch.rows[index].prompt], [completion])) for index, completion in done]
 

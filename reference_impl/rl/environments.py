@@ -5,14 +5,12 @@ known by a number: the same number is the same episode, which is how the members
 that is resumed goes on where it was.
 """
 
-import math
-import numbers
 import random
 import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from reference_impl.config.errors import ConfigError, nearest
 from reference_impl.models.catalog import Tokenizer, chat_prompt
@@ -175,22 +173,6 @@ def find_environment(name: str) -> Callable[[Tokenizer, int], Environment]:
         hint = f"did you mean {close}?" if close else f"known: {', '.join(ENVIRONMENTS)}"
         raise ConfigError(f"no environment {name!r}; {hint}")
     return ENVIRONMENTS[name]
-
-
-def judge(environment: Environment, response: list[int]) -> Reply:
-    """`environment.step`, with whatever goes wrong in it as `EpisodeError`: what it raises, and a reward that is no number."""
-    try:
-        reply = environment.step(response)
-    except EpisodeError:
-        raise
-    except Exception as error:  # an environment is somebody else's code
-        raise EpisodeError(f"{type(error).__name__}: {error}") from error
-    if not isinstance(reply, Reply):
-        raise EpisodeError(f"expected a Reply, got {type(reply).__name__}")
-    reward: Any = reply.reward
-    if not isinstance(reward, numbers.Real) or isinstance(reward, bool) or not math.isfinite(reward):
-        raise EpisodeError(f"reward: expected a finite number, got {reward!r}")
-    return reply
 
 
 def _random(*parts: object) -> random.Random:

@@ -6,12 +6,15 @@ a reason. It stays in the batch: what was started is accounted for.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
 from reference_impl.generation.batch import BatchedDataDict
-from reference_impl.generation.interfaces import GenerationInterface
-from reference_impl.rl.environments import Environment, EpisodeError, judge
+from reference_impl.generation.interfaces import GenerationInterface, Progress
+from reference_impl.rl.environments import Environment, EpisodeError, Reply
+from reference_impl.rl.judging import Room
+from reference_impl.staleness.record_json import from_json, to_json
 from reference_impl.staleness.records import RequestRecord, merge_turns
 
 
@@ -63,6 +66,17 @@ class Rollout:
         merged = replace(merge_turns(self.turns), request=self.name)
         return replace(merged, status="failed") if self.reason is not None else merged
 
+    def to_json(self) -> dict[str, Any]:
+        """All of it, as JSON has it."""
+        plain = {name: value for name, value in vars(self).items() if name != "turns"}
+        return plain | {"turns": [[turn.request, turn.length, to_json(turn)] for turn in self.turns]}
+
+    @staticmethod
+    def from_json(known: dict[str, Any]) -> "Rollout":
+        """What {py:meth}`to_json` was made of."""
+        turns = [from_json(fields, request=request, length=length) for request, length, fields in known["turns"]]
+        return Rollout(**known | {"turns": turns})
+
     def add(self, tokens: Sequence[int], logprobs: Sequence[float] | None = None) -> None:
         """Append tokens: sampled ones with their log-probabilities, or somebody else's."""
         self.tokens += tokens
@@ -80,23 +94,26 @@ def begin(environment: Environment, episode: int, member: int) -> Rollout:
     return rollout
 
 
-def go_on(rollout: Rollout, environment: Environment, output: BatchedDataDict, row: int, context: int) -> None:
-    """Take one row of a backend's output: append the response, let the environment judge it, append what it says.
+def hear(rollout: Rollout, output: BatchedDataDict) -> list[int] | None:
+    """Append the response in a backend's one-row output and return it; `None` where the request has failed."""
+    if error := output["errors"][0]:
+        rollout.reason = error
+        return None
+    end, count = (int(output[name][0]) for name in ("unpadded_sequence_lengths", "generation_lengths"))
+    response: list[int] = output["output_ids"][0, end - count : end].tolist()
+    rollout.add(response, output["logprobs"][0, end - count : end].tolist())
+    if (record := output["staleness"][0]) is not None:
+        rollout.turns.append(record)
+    return response
+
+
+def reply_to(rollout: Rollout, reply: Reply | EpisodeError, context: int) -> None:
+    """Append what the environment says to the last response, or end the rollout with its reward or its failure.
 
     A conversation that leaves no room for another token within `context` is over.
     """
-    if error := output["errors"][row]:
-        rollout.reason = error
-        return
-    end, count = (int(output[name][row]) for name in ("unpadded_sequence_lengths", "generation_lengths"))
-    response = output["output_ids"][row, end - count : end].tolist()
-    rollout.add(response, output["logprobs"][row, end - count : end].tolist())
-    if (record := output["staleness"][row]) is not None:
-        rollout.turns.append(record)
-    try:
-        reply = judge(environment, response)
-    except EpisodeError as error:
-        rollout.reason = str(error)
+    if isinstance(reply, EpisodeError):
+        rollout.reason = str(reply)
         return
     rollout.truncated = not reply.done and len(rollout.tokens) + len(reply.observation) >= context
     if reply.done or rollout.truncated:
@@ -106,25 +123,29 @@ def go_on(rollout: Rollout, environment: Environment, output: BatchedDataDict, r
 
 
 def collect(
-    backend: GenerationInterface,
-    environments: Sequence[Environment],
-    episodes: Sequence[int],
-    group_size: int,
-    context: int,
+    backend: GenerationInterface, room: Room, episodes: Sequence[int], group_size: int, context: int
 ) -> list[Rollout]:
     """Play every episode `group_size` times with the policy that `backend` holds, a turn of all of them at a time.
 
-    `environments` are as many as there are rollouts, `group_size` to each episode. `context` is the most tokens of a
+    `room` has the environments, which judge the responses of a turn side by side, as they come. `context` is the most tokens of a
     conversation. Returns the rollouts group by group.
     """
-    if len(environments) != len(episodes) * group_size:
-        raise ValueError(f"{len(episodes)} episodes of {group_size} need as many environments, got {len(environments)}")
     members = [(episode, member) for episode in episodes for member in range(group_size)]
-    rollouts = [begin(each, *member) for each, member in zip(environments, members, strict=True)]
+    tables = [room.table() for _ in members]
+    rollouts = [begin(table.environment, *member) for table, member in zip(tables, members, strict=True)]
     while running := [number for number, rollout in enumerate(rollouts) if not rollout.over]:
-        output = backend.generate(prompts_of([rollouts[number] for number in running]))
-        for row, number in enumerate(running):
-            go_on(rollouts[number], environments[number], output, row, context)
+        judged = []
+        for event in backend.stream(prompts_of([rollouts[number] for number in running])):
+            if isinstance(event, Progress):
+                continue
+            row, output = event
+            number = running[row]
+            if (response := hear(rollouts[number], output)) is not None:
+                judged.append((number, tables[number].judge(response)))
+        for number, answer in judged:
+            reply_to(rollouts[number], tables[number].wait(answer), context)
+    for table in tables:
+        room.give_back(table)
     return rollouts
 
 

@@ -42,6 +42,10 @@ def _are_spans(value: Any) -> bool:
     return isinstance(value, list) and all(_are_counts(span) and len(span) == 2 for span in value)
 
 
+def _are_named_numbers(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(_is_finite, value.values()))
+
+
 def _or_null(check: Check) -> Check:
     expected, test = check
     return f"{expected}, or null", lambda value: value is None or test(value)
@@ -80,6 +84,7 @@ SEQUENCE_MORE: dict[str, Check] = {
     "reward": _or_null(("a finite number", _is_finite)),
     "upstream": _or_null(("an object with policy_epoch and kv_cache_epoch", lambda value: isinstance(value, dict))),
 }
+STEP_MORE: dict[str, Check] = {"metrics": _or_null(("an object of finite numbers", _are_named_numbers))}
 RECORD: dict[str, Check] = {
     "policy_epoch": EPOCH_LIST,
     "kv_cache_epoch": EPOCH_LIST,

@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import logging
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
@@ -101,11 +102,22 @@ class StalenessLogger:
             when_older=when_older,
             in_flight=in_flight,
         )
-        if self._sinks and not consumption.waiting_for:
-            logged = step_log(consumption)
-            for sink in list(self._sinks):
-                self._write(sink, logged)
+        if not consumption.waiting_for:
+            self.log(consumption)
         return consumption
+
+    def log(self, consumption: Consumption, more: Mapping[str, float] | None = None) -> None:
+        """Log what a step has consumed, for a loop that consumes by itself.
+
+        `more` are scalars of its own, such as the loss, which stand beside those of staleness. What a sink raises is never
+        passed on.
+        """
+        if not self._sinks:
+            return
+        logged = step_log(consumption)
+        logged = replace(logged, scalars={**(more or {}), **logged.scalars})
+        for sink in list(self._sinks):
+            self._write(sink, logged)
 
     def close(self) -> None:
         """Close the sinks. One that raises is reported like one that fails to write."""

@@ -22,6 +22,7 @@ from reference_impl.staleness.lines import (
     SEQUENCE,
     SEQUENCE_MORE,
     STEP,
+    STEP_MORE,
     UPDATE,
     check_fields,
     kind_of,
@@ -148,11 +149,16 @@ _PLAIN = tuple(item.name for item in fields(SequenceRecord) if item.name not in 
 
 @dataclass(frozen=True)
 class Step:
-    """One training step: which sequences it consumed, and which it was offered but left out, by their indices."""
+    """One training step: which sequences it consumed, and which it was offered but left out, by their indices.
+
+    `metrics`
+    : What the trainer measured, by name: its reward and loss, the seconds that parts of it took. Empty where it says nothing.
+    """
 
     step: int
     consumed: tuple[int, ...]
     dropped: tuple[int, ...] = ()
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -297,7 +303,8 @@ class _Reading:
             self.sequences[sequence.index] = sequence
         else:
             check_fields(entry, STEP)
-            step = Step(entry["step"], tuple(entry["consumed"]), tuple(entry["dropped"]))
+            check_fields(entry, STEP_MORE, required=False)
+            step = Step(entry["step"], tuple(entry["consumed"]), tuple(entry["dropped"]), entry.get("metrics") or {})
             if any(step.step == other.step for other in self.steps.values()):
                 raise ValueError(f"step: step {step.step} is there already; a training step has one line")
             self.steps[number] = step
@@ -324,7 +331,11 @@ class _Reading:
             updates=self.updates,
             sequences=[self.sequences[index] for index in sorted(here)],
             steps=[
-                Step(step.step, *(tuple(i for i in named if i in here) for named in (step.consumed, step.dropped)))
+                Step(
+                    step.step,
+                    *(tuple(i for i in named if i in here) for named in (step.consumed, step.dropped)),
+                    step.metrics,
+                )
                 for step in sorted(self.steps.values(), key=lambda step: step.step)
             ],
             bad_lines=bad_lines,

@@ -13,7 +13,8 @@ from reference_impl.config.errors import ConfigError
 from reference_impl.config.examining import defaults_tree
 from reference_impl.config.loader import load_recipe, resolved_yaml
 from reference_impl.config.removed import REMOVED_KEYS
-from reference_impl.config.schema import MCORE_KEY, RECOMPUTE_KEY, Recipe
+from reference_impl.config.schema import MCORE_KEY, Recipe
+from reference_impl.config.training import RECOMPUTE_KEY
 from reference_impl.config.trees import keys, nested
 
 RECIPES = Path(__file__).parents[2] / "examples" / "recipes"
@@ -285,7 +286,7 @@ FOREIGN_KEYS = [
     "key",
     [f"{GENERATION}.{name}" for name in FOREIGN_KEYS]
     + [f"policy.{name}" for name in ("megatron_cfg", "dtensor_cfg", "tokenizer", "generation_batch_size", "optimizer")]
-    + ["grpo.seed", "checkpointing", "ppo", "loss_fn", "data", "cluster"],
+    + ["grpo.val_period", "checkpointing", "ppo", "loss_fn", "data", "cluster"],
 )
 def test_keys_of_other_readers_are_ignored(key):
     """Keys that NeMo RL recipes carry for trainers and other backends change nothing here."""

@@ -45,7 +45,7 @@ def test_every_field_that_a_key_sets_is_pinned() -> None:
 def test_an_entry_is_complete(name: str) -> None:
     key = UPSTREAM_KEYS[name]
     assert bool(key.object) == bool(key.field)
-    assert re.fullmatch(r"NeMo RL (after )?0\.\d|this project", key.since)
+    assert re.fullmatch(r"NeMo RL (after )?0\.\d(\.\d)?|this project", key.since)
     assert key.on_cpu.endswith(".")
 
 

@@ -15,8 +15,8 @@ from reference_impl.rl.environments import (
     SortLetters,
     Unreliable,
     find_environment,
-    judge,
 )
+from reference_impl.rl.judging import judge
 
 BYTES = ByteTokenizer()
 

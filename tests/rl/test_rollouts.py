@@ -1,5 +1,7 @@
 """Conversations through a real engine: what was sampled, what was said by others, and every failure accounted for."""
 
+import json
+
 import pytest
 import torch
 from support.batches import recipe
@@ -8,7 +10,8 @@ from reference_impl.generation.batch import BatchedDataDict
 from reference_impl.generation.registry import create_backend
 from reference_impl.models.tiny import ByteTokenizer
 from reference_impl.rl.environments import EpisodeError, Reply, SortLetters
-from reference_impl.rl.rollouts import collect, prompts_of
+from reference_impl.rl.judging import Room, Table
+from reference_impl.rl.rollouts import Rollout, collect, prompts_of
 
 BYTES = ByteTokenizer()
 
@@ -33,6 +36,17 @@ class Talk:
         return Reply(done=over, reward=float(self.done), observation=() if over else self.observation)
 
 
+class Given(Room):
+    """These environments, in this order."""
+
+    def __init__(self, *environments, seconds=None):
+        super().__init__(None)
+        self.coming = [Table(environment, seconds) for environment in environments]
+
+    def table(self):
+        return self.coming.pop(0)
+
+
 @pytest.fixture
 def backend():
     with create_backend(recipe(backend="reference", length=48, max_new_tokens=4, stop_token_ids=[])) as made:
@@ -41,7 +55,7 @@ def backend():
 
 def test_several_turns_are_one_trajectory(backend):
     """3 of prompt, then 4 sampled and 2 observed twice, and 4 more: 19 tokens, each sampled one with its log-probability."""
-    [rollout] = collect(backend, [Talk()], [0], 1, 48)
+    [rollout] = collect(backend, Given(Talk()), [0], 1, 48)
     assert rollout.reward == 3
     assert rollout.sampled == [False] * 3 + [True] * 4 + [False] * 2 + [True] * 4 + [False] * 2 + [True] * 4
     assert rollout.tokens[7:9] == rollout.tokens[13:15] == [7, 8]
@@ -55,7 +69,7 @@ def test_several_turns_are_one_trajectory(backend):
 def test_each_turn_continues_the_conversation():
     """The second turn's prompt is everything so far: the same tokens as when the engine is asked for it afresh."""
     with create_backend(recipe(backend="reference", length=48, max_new_tokens=4, temperature=0.0)) as backend:
-        [rollout] = collect(backend, [Talk(turns=2)], [0], 1, 48)
+        [rollout] = collect(backend, Given(Talk(turns=2)), [0], 1, 48)
         again = backend.generate(
             BatchedDataDict(input_ids=torch.tensor([rollout.tokens[:9]]), input_lengths=torch.tensor([9]))
         )
@@ -65,7 +79,7 @@ def test_each_turn_continues_the_conversation():
 def test_what_fails_is_kept_with_a_reason(backend):
     """Episode 13 cannot be begun, one fails in its second turn, one is told a token that is none, one is well."""
     environments = [Talk(), Talk(fails_at=2), Talk(observation=(5000,)), Talk(turns=1)]
-    rollouts = collect(backend, environments, [13, 1, 2, 3], 1, 48)
+    rollouts = collect(backend, Given(*environments), [13, 1, 2, 3], 1, 48)
     assert [rollout.reward for rollout in rollouts] == [None, None, None, 1]
     assert rollouts[0].reason == "reset: RuntimeError: no such episode"
     assert rollouts[1].reason == "out of order"
@@ -78,14 +92,14 @@ def test_what_fails_is_kept_with_a_reason(backend):
 @pytest.mark.parametrize(("told", "tokens", "turns"), [(39, 48, 2), (40, 48, 2), (41, 7, 1), (60, 7, 1)])
 def test_a_conversation_that_fills_the_context_is_over(backend, told, tokens, turns):
     """3 + 4 tokens, then 39 told leave room for 2 of the second response; 41 leave none, and are not added."""
-    [rollout] = collect(backend, [Talk(turns=9, observation=(5,) * told)], [0], 1, 48)
+    [rollout] = collect(backend, Given(Talk(turns=9, observation=(5,) * told)), [0], 1, 48)
     assert (rollout.truncated, len(rollout.tokens), rollout.reward) == (True, tokens, turns)
 
 
 def test_groups_get_one_prompt_and_sample_apart():
     made = recipe(backend="reference", length=48, max_new_tokens=4, stop_token_ids=[], temperature=3.0)
     with create_backend(made) as backend:
-        rollouts = collect(backend, [SortLetters(BYTES) for _ in range(6)], [4, 9], 3, 48)
+        rollouts = collect(backend, Room(lambda: SortLetters(BYTES)), [4, 9], 3, 48)
     assert [(each.episode, each.member) for each in rollouts] == [(4, 0), (4, 1), (4, 2), (9, 0), (9, 1), (9, 2)]
     prompts, responses = ([tuple(each.tokens[part]) for each in rollouts] for part in (slice(5), slice(5, None)))
     assert (len(set(prompts[:3])), len(set(prompts))) == (1, 2)
@@ -94,12 +108,15 @@ def test_groups_get_one_prompt_and_sample_apart():
 
 
 def test_conversations_are_padded_on_the_right(backend):
-    rollouts = collect(backend, [Talk(turns=1), Talk(turns=2)], [0, 1], 1, 48)
+    rollouts = collect(backend, Given(Talk(turns=1), Talk(turns=2)), [0, 1], 1, 48)
     batch = prompts_of(rollouts)
     assert batch["input_lengths"].tolist() == [7, 13]
     assert batch["input_ids"][0].tolist() == rollouts[0].tokens + [0] * 6
 
 
-def test_as_many_environments_as_rollouts(backend):
-    with pytest.raises(ValueError, match="2 episodes of 3 need as many environments, got 1"):
-        collect(backend, [Talk()], [0, 1], 3, 48)
+def test_a_rollout_survives_a_checkpoint(backend):
+    """Tokens, records and all, over several turns."""
+    rollouts = collect(backend, Given(Talk(), Talk(fails_at=2)), [0, 1], 1, 48)
+    again = [Rollout.from_json(json.loads(json.dumps(rollout.to_json()))) for rollout in rollouts]
+    assert again == rollouts
+    assert again[0].record == rollouts[0].record

@@ -1,7 +1,5 @@
 """The synchronous loop on one shared model: it learns, nothing is stale or copied, and failures are accounted for."""
 
-import math
-
 import pytest
 import torch
 from support.batches import recipe
@@ -11,8 +9,11 @@ from reference_impl.models import tiny
 from reference_impl.models.gpt import build_gpt_model
 from reference_impl.platforms.cpu import cpu_platform
 from reference_impl.rl.environments import EpisodeError, Reply, SortLetters, Unreliable
+from reference_impl.rl.judging import Room
 from reference_impl.rl.policy import show
-from reference_impl.rl.sync import Plan, train
+from reference_impl.rl.queue import Counts, Queue
+from reference_impl.rl.steps import Learner, Plan
+from reference_impl.rl.sync import train
 
 BYTES = tiny.ByteTokenizer()
 ON_POLICY = (1.0, 0, 0.0)
@@ -45,9 +46,11 @@ def a_run(make_environment, steps, *, name="reference", seed=0, lr=1e-3, prompts
         made = recipe(backend=name, length=16, max_new_tokens=4, stop_token_ids=[], seed=seed)
         with create_backend(made, model=model, shape=tiny.SHAPE) as backend:
             optimizer = torch.optim.AdamW(model.parameters(), lr, weight_decay=0.0)
-            plan = Plan(prompts, group, steps, context=16)
+            plan = Plan(prompts, group, first_step + steps, context=16)
+            learner = Learner(model, optimizer, ON_POLICY, plan)
+            queue = Queue(prompts, group, lag=0, step=first_step)
             storage = [parameter.data_ptr() for parameter in model.parameters()]
-            done = list(train(backend, model, optimizer, make_environment, plan, ON_POLICY, first_step))
+            done = list(train(backend, learner, Room(make_environment), queue))
             assert [parameter.data_ptr() for parameter in model.parameters()] == storage
             if name == "megatron":
                 read = backend._engine.controller.inference_wrapped_model.model
@@ -97,8 +100,8 @@ def test_a_step_in_which_all_fail_trains_nothing():
     for each in done:
         assert {rollout.reason for rollout in each.rollouts} == {"broken"}
         assert each.consumption.failed == 32
-        assert math.isnan(each.metrics["reward"])
-        assert not [key for key in each.metrics if "policy_staleness" in key or key == "loss"]
+        assert not [key for key in each.metrics if "policy_staleness" in key or key in ("reward", "loss")]
+    assert done[-1].counts == Counts(started=64, in_flight=0, waiting=0, consumed=0, dropped=0, failed=64)
 
 
 def test_failed_rollouts_are_counted_and_the_others_trained_on():

@@ -182,7 +182,7 @@ class MegatronGeneration(RowwiseGeneration):
                 yield index, to_output([rows[index].prompt], [completion])
             if not batch.running:
                 return
-            await asyncio.wrap_future(driver.advance())
+            await self._shared.wait(lambda: asyncio.wrap_future(driver.advance()))
             ready = self._collect(batch)
 
     def unfinished(self) -> list[tuple[int, BatchedDataDict]]:
