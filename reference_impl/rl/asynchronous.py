@@ -110,5 +110,6 @@ class Colocated:
         """Cancel what is under way."""
         for task in self._tasks:
             task.cancel()
-        self._loop.run_until_complete(asyncio.gather(*self._tasks, return_exceptions=True))
+        if self._tasks:
+            self._loop.run_until_complete(asyncio.wait(self._tasks))
         self._loop.close()

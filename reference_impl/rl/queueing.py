@@ -9,10 +9,11 @@ import math
 
 
 def step_time(train: float, generate: float, lag: int) -> float:
-    """Time from one update to the next, once the first steps are over.
+    """Mean time from one update to the next, once the first steps are over.
 
-    A step's rollouts begin `lag + 1` updates before the one that they lead to, and in that time are generated and trained on:
-    so `lag + 1` steps last `generate + train` at least, and each one `train` at least.
+    Between a rollout's begin and the update that it leads to lie `lag + 1` updates, and it is generated and trained on: so
+    `lag + 1` steps last `generate + train` at least, and each one `train` at least. Where that leaves the trainer waiting,
+    steps come in bunches of `lag + 1`, for the first of them were begun together.
     """
     return max(train, (generate + train) / (lag + 1))
 
@@ -40,10 +41,13 @@ def token_staleness(lag: int, place: int, tokens: int, train: float, generate: f
     """Policy staleness of sampled token `place`, from 0, of `tokens` that are sampled at a steady pace.
 
     The first is as old as the lag allows. Each update that a rollout lives through makes the tokens after it one younger.
+    Raises `ValueError` where the trainer waits: there it depends on a step's place in its bunch.
     """
-    return lag - math.floor(place * generate / tokens / step_time(train, generate, lag))
+    if lag < useful_lag(train, generate):
+        raise ValueError(f"lag {lag}: the trainer waits for rollouts below {useful_lag(train, generate)}")
+    return lag - math.floor(place * generate / tokens / train)
 
 
 def completion_gap(lag: int, tokens: int, train: float, generate: float) -> int:
-    """Updates between a rollout's last token and the step that consumes it."""
+    """Updates between a rollout's last token and the step that consumes it; errors as {py:func}`token_staleness`."""
     return token_staleness(lag, tokens - 1, tokens, train, generate)

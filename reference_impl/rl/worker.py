@@ -43,7 +43,12 @@ class Worker:
 
     def __init__(self, recipe: Recipe, model: Any, epoch: int, threads: int = 0) -> None:
         self._parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
-        self._shared = {name: tensor.to("cpu", copy=True).share_memory_() for name, tensor in self._parameters.items()}
+        shapes = {name: tensor.shape for name, tensor in self._parameters.items()}
+        first, *_ = self._parameters.values()
+        # One piece of memory: each that is shared costs both processes an open file.
+        memory = torch.empty(sum(size.numel() for size in shapes.values()), dtype=first.dtype).share_memory_()
+        self._shared = _views(memory, shapes)
+        self._write()
         self._ended: list[Ended] = []
         self._unread = True  # the worker has not yet copied what lies in the shared memory
         context = multiprocessing.get_context("spawn")
@@ -54,7 +59,7 @@ class Worker:
         try:
             self.process = context.Process(
                 target=_serve,
-                args=(recipe, self._shared, epoch, threads, orders, answers),
+                args=(recipe, memory, shapes, epoch, threads, orders, answers),
                 name="generation",
                 daemon=False,
             )
@@ -86,10 +91,13 @@ class Worker:
         """Write the model's weights where the worker sees them, and tell it. Waits until it has copied those before."""
         while self._unread:
             self._receive()
-        for name, tensor in self._parameters.items():
-            self._shared[name].copy_(tensor)
+        self._write()
         self._unread = True
         self._send(("update", epoch))
+
+    def _write(self) -> None:
+        for name, tensor in self._parameters.items():
+            self._shared[name].copy_(tensor)
 
     def close(self) -> None:
         """Stop the process; groups under way are lost."""
@@ -127,12 +135,25 @@ class Worker:
         raise WorkerError(f"generation worker: its process {how}")
 
 
+def _views(memory: Tensor, shapes: dict[str, torch.Size]) -> dict[str, Tensor]:
+    """Tensors of these shapes, one after the other in `memory`."""
+    pieces = memory.split([size.numel() for size in shapes.values()])
+    return {name: piece.view(size) for (name, size), piece in zip(shapes.items(), pieces, strict=True)}
+
+
 def _serve(
-    recipe: Recipe, shared: dict[str, Tensor], epoch: int, threads: int, orders: Connection, answers: Connection
+    recipe: Recipe,
+    memory: Tensor,
+    shapes: dict[str, torch.Size],
+    epoch: int,
+    threads: int,
+    orders: Connection,
+    answers: Connection,
 ) -> None:
     """What the process does: build the backend, then follow orders until it is told to stop, or nobody is left to tell."""
     if threads:
         torch.set_num_threads(threads)
+    shared = _views(memory, shapes)
     replies: queue.SimpleQueue[tuple[str, Any] | None] = queue.SimpleQueue()
     # By a thread: a pipe that is full until the trainer looks must not hold up the engine.
     sender = threading.Thread(target=_send_all, args=(replies, answers), daemon=True)
