@@ -16,6 +16,7 @@ from reference_impl.cli.plan import plan
 from reference_impl.cli.quiet import quiet_upstream
 from reference_impl.cli.report import report
 from reference_impl.cli.streams import INTERRUPTED, accept_any_text, drop_output
+from reference_impl.cli.sweep import sweep
 from reference_impl.cli.train import train
 from reference_impl.config.errors import ConfigError
 
@@ -32,6 +33,7 @@ app = typer.Typer(
 app.command()(generate)
 app.command()(demo)
 app.command()(train)
+app.command()(sweep)
 app.command()(report)
 app.command()(lint)
 app.command()(plan)

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from reference_impl.config.schema import Recipe
     from reference_impl.rl.queue import Counts
     from reference_impl.rl.steps import StepDone
+    from reference_impl.staleness.runs import Run
+
+MOST_DRAWN = 16
+"""Rollouts of a run whose tokens its report draws one by one."""
 
 SMOKE = (
     "policy.model_name=tiny",
@@ -139,6 +143,16 @@ def accounts(counts: "Counts") -> str:
     )
 
 
+def shown(run: "Run") -> list[int]:
+    """Rollouts of the last step that trained on any, whose tokens the page draws: those of several checkpoints first."""
+    for step in reversed(run.steps):
+        found = [run.sequences[index] for index in step.consumed if run.sequences[index].has_epochs]
+        if found:
+            several = sorted(found, key=lambda sequence: -len(sequence.generated_policy.runs))
+            return [sequence.index for sequence in several[:MOST_DRAWN]]
+    return [sequence.index for sequence in run.sequences[:MOST_DRAWN]]
+
+
 def write_report(folder: Path) -> None:
     """The page about a run, as far as it has come; nothing where it has not come to a rollout."""
     from reference_impl.staleness.report.page import write_html
@@ -148,5 +162,5 @@ def write_report(folder: Path) -> None:
         run = read_run(folder)
     except ValueError:
         return
-    write_html(run, folder / "report.html")
+    write_html(run, folder / "report.html", show=shown(run))
     print(f"report: {folder / 'report.html'}")

@@ -68,6 +68,8 @@ class Worker:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         for end in (orders, answers):
             end.close()  # so that a pipe breaks when the worker is gone
+        while self._unread:  # a worker that cannot begin says why
+            self._receive()
 
     def play(self, number: int) -> None:
         """Begin the group of this number."""

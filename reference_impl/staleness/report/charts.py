@@ -77,7 +77,7 @@ def _lines(title: str, metric: str, views: Sequence[View], largest: float) -> Pa
         return Panel(title, nothing(views))
     # Room above, and a little below: a line at 0 is seen whole.
     vertical = {"range": [-0.03 * (largest or 1), 1.05 * (largest or 1)]}
-    figure = {"data": data, "layout": layout(_steps_axis(views), vertical)}
+    figure = {"data": data, "layout": layout(steps_axis(views), vertical)}
     return Panel(title, f"{title} by training step: {'; '.join(said)}", figure)
 
 
@@ -121,7 +121,7 @@ def _bars_over_steps(metric: str, views: Sequence[View]) -> Panel:
             }
         )
     said = " and ".join(_count(view, metric) for view in views)
-    axes = _steps_axis(views), {"rangemode": "tozero", "tickformat": ",d"}
+    axes = steps_axis(views), {"rangemode": "tozero", "tickformat": ",d"}
     figure = {"data": data, "layout": layout(*axes)}
     return Panel(EVENTS[metric], f"{EVENTS[metric]} by training step, {said} in all", figure)
 
@@ -137,7 +137,8 @@ def _apart(views: Sequence[View]) -> int:
     return min((after - before for before, after in itertools.pairwise(steps)), default=1)
 
 
-def _steps_axis(views: Sequence[View]) -> dict[str, Any]:
+def steps_axis(views: Sequence[View]) -> dict[str, Any]:
+    """The axis that charts of steps share."""
     steps = [consumption.step for view in views for consumption in view.consumptions]
     few = max(steps) - min(steps) < 8
     return {"tickformat": "d", "nticks": 8, **({"dtick": 1} if few else {})}

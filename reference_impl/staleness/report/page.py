@@ -14,6 +14,7 @@ from reference_impl.staleness.report.charts import events, gap_and_events_over_s
 from reference_impl.staleness.report.document import document
 from reference_impl.staleness.report.figures import STYLES, Figure, Panel
 from reference_impl.staleness.report.histograms import rollouts_by_average, rollouts_by_gap, tokens_by_staleness
+from reference_impl.staleness.report.learning import learning_over_steps
 from reference_impl.staleness.report.numbers import ROLLOUTS, STALENESS, cells, coverage, differences, headline
 from reference_impl.staleness.report.palette import Colours, epoch_colours
 from reference_impl.staleness.report.strips import figure_size, strips_figure
@@ -101,6 +102,7 @@ class _Page:
         return f"""<p class="quiet">{view.at}</p>
 {_quiet(bool(coverage(view)), coverage(view))}
 {_numbers(headline(view))}
+{self._learning([view], h) if several else ""}
 {self._over_steps([view], h) if several else self._one_step(view, h)}
 {self._histograms([view], h)}
 <{h}>Rollouts</{h}>
@@ -120,6 +122,7 @@ class _Page:
         )
         return f"""<h1>Two runs compared</h1>
 {_key(both)}
+{self._learning(both, "h2") if several else ""}
 {self._over_steps(both, "h2") if several else ""}
 {self._histograms(both, "h2")}
 <h2>Metrics</h2>
@@ -130,6 +133,10 @@ class _Page:
     def data(self) -> str:
         """The figures, for the page's script, and the colours of epochs."""
         return f'{epoch_classes(self.colours)}\n<script id="figures" type="application/json">{as_json(self.figures)}</script>'
+
+    def _learning(self, views: Sequence[View], h: str) -> str:
+        panels = learning_over_steps(views)
+        return f"<{h}>Learning</{h}>\n{self._row(panels)}" if panels else ""
 
     def _over_steps(self, views: Sequence[View], h: str) -> str:
         table = ""

@@ -18,6 +18,9 @@ UNKNOWN = "#bbbbbb"
 # Past six epochs no set of separate hues is safe, so they become steps on viridis, old to new.
 VIRIDIS = ("#46327e", "#365c8d", "#277f8e", "#1fa187", "#4ac16d", "#a0da39", "#fde725")
 
+# Parts of a whole that are no epochs: of the same scheme, without the two that runs are drawn in.
+PARTS = ("#66ccee", "#aa3377", "#ccbb44", "#228833")
+
 type Colours = dict[int | None, str]
 
 

@@ -1,0 +1,122 @@
+"""One recipe at several settings: runs one after the other, each in a process of its own, and what came of each.
+
+A process of its own, because Megatron keeps state for the whole process, and because a run's memory is its process's.
+"""
+
+import itertools
+import json
+import multiprocessing
+import resource
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import yaml
+
+from reference_impl.config.errors import ConfigError
+from reference_impl.config.loader import load_recipe
+from reference_impl.config.schema import Recipe
+
+LAST = 10
+"""Steps at the end of a run whose mean stands for it."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One run of a sweep.
+
+    `name`
+    : What is different about it.
+
+    `settings`
+    : What was changed, as overrides spell it.
+
+    `steps`
+    : The metrics of each of its steps.
+
+    `peak_gib`
+    : Most memory that its process held, and a generation process of it, if it had one.
+    """
+
+    name: str
+    settings: dict[str, str]
+    steps: list[dict[str, float]]
+    peak_gib: float
+
+    def curve(self, metric: str) -> list[float | None]:
+        """A metric over all steps, `None` where a step does not have it."""
+        return [step.get(metric) for step in self.steps]
+
+    def late(self, metric: str) -> float:
+        """The mean of a metric over the last steps."""
+        values = [value for value in self.curve(metric)[-LAST:] if value is not None]
+        return statistics.fmean(values) if values else float("nan")
+
+    def seconds(self, part: str = "") -> float:
+        """Seconds of all steps but the first, in which engines are built; of one `part`, or of all."""
+        return sum(
+            value
+            for step in self.steps[1:]
+            for name, value in step.items()
+            if name.endswith("_seconds") and name.startswith(part)
+        )
+
+
+def grid(arguments: Sequence[str]) -> list[dict[str, str]]:
+    """Every combination of overrides that name several values, `key=a,b,c`."""
+    keys: dict[str, list[str]] = {}
+    for argument in arguments:
+        key, equals, values = argument.partition("=")
+        if not (key and equals and values):
+            raise ConfigError(f"{argument}: expected key=value or key=a,b,c")
+        try:
+            keys[key] = [json.dumps(value) for value in yaml.safe_load(f"[{values}]")]
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{argument}: the values are not YAML") from error
+    return [dict(zip(keys, values, strict=True)) for values in itertools.product(*keys.values())]
+
+
+def names(combinations: Sequence[Mapping[str, str]]) -> list[str]:
+    """What to call each: the last part of every key whose value is not the same in all, and its value."""
+    first = combinations[0]
+    differ = [key for key in first if any(each[key] != first[key] for each in combinations)]
+    said = [", ".join(f"{key.rpartition('.')[2]} {json.loads(each[key])}" for key in differ) for each in combinations]
+    return [each or "as written" for each in said]
+
+
+def recipes(recipe: Path, settings: Sequence[Mapping[str, str]]) -> list[Recipe]:
+    """The recipe with each of the settings; what is wrong with any is said before the first is run."""
+    from reference_impl.rl.assembly import check
+
+    made = [load_recipe(recipe, [f"{key}={value}" for key, value in each.items()]) for each in settings]
+    for one in made:
+        check(one)
+    return made
+
+
+def sweep(made: Sequence[Recipe], settings: Sequence[dict[str, str]], folder: Path) -> Iterator[Outcome]:
+    """Run each, in `folder/NUMBER`, and yield what came of it."""
+    context = multiprocessing.get_context("spawn")
+    for number, (one, name, changed) in enumerate(zip(made, names(settings), settings, strict=True)):
+        with ProcessPoolExecutor(1, context) as apart:
+            yield Outcome(name, changed, *apart.submit(_run, one, folder / str(number)).result())
+
+
+def write(outcomes: Sequence[Outcome], path: Path) -> None:
+    """All outcomes as JSON."""
+    path.write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=1) + "\n", "utf-8")
+
+
+def read(path: Path) -> list[Outcome]:
+    """What {py:func}`write` wrote."""
+    return [Outcome(**each) for each in json.loads(path.read_text("utf-8"))]
+
+
+def _run(recipe: Recipe, folder: Path) -> tuple[list[dict[str, float]], float]:
+    from reference_impl.rl.run import train
+
+    steps = [dict(done.metrics) for done in train(recipe, folder)]
+    kib = sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return steps, kib / 2**20
