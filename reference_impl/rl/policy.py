@@ -6,14 +6,14 @@ The model is the `GPTModel` whose parameters the engine reads. Training changes 
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from reference_impl.generation.distribution import Rule, processed_log_probs
-from reference_impl.rl.loss import LossSettings, Tokens, grpo_loss, multiplicative_error
+from reference_impl.rl.loss import LossSettings, Tokens, grpo_loss
 
 ROWS = 32
 """Rollouts whose activations are held at a time."""
@@ -104,28 +104,28 @@ def train_step(
     parts of {py:data}`ROWS`, whose gradients add up to those of the whole. A step whose gradient is not finite changes
     nothing, and `skipped` counts it. `reference` are the weights of the policy that `settings.kl_weight` holds this one to.
     """
-    count = len(batch.ids)
+    count, size = len(batch.ids), minibatch or len(batch.ids)
     with training(model):
         with torch.no_grad():
-            previous = _by_parts(count, lambda part: log_probs(model, batch.ids[part], rule))
             held = _by_parts(count, lambda part: _under(model, reference, batch.ids[part], rule)) if reference else None
+            # Of the first gradient step the policy before it is the policy in it, and its forward pass serves for both.
+            previous = None if size >= count else _by_parts(count, lambda part: log_probs(model, batch.ids[part], rule))
         tokens = Tokens(
-            previous,
+            batch.generation if previous is None else previous,
             batch.generation,
-            batch.advantages[:, None].expand_as(previous),
+            batch.advantages[:, None].expand_as(batch.generation),
             batch.counts,
             staleness=batch.staleness,
             reference=held,
         )
-        size = minibatch or count
         taken = [
-            _gradient_step(model, optimizer, batch.ids[some], tokens.rows(some), settings, rule, max_norm)
+            _gradient_step(
+                model, optimizer, batch.ids[some], tokens.rows(some), settings, rule, max_norm, previous is not None
+            )
             for some in (slice(at, at + size) for at in range(0, count, size))
         ]
     metrics = {name: sum(each[name] for each in taken) / len(taken) for name in taken[0]}
-    totals = {name: sum(each[name] for each in taken) for name in ("tokens", "tokens_left_out", "skipped")}
-    error = multiplicative_error(tokens.difference(), tokens.counts)
-    return metrics | totals | {"token_mult_prob_error": error}
+    return metrics | {name: sum(each[name] for each in taken) for name in ("tokens", "tokens_left_out", "skipped")}
 
 
 def _gradient_step(
@@ -136,23 +136,31 @@ def _gradient_step(
     settings: LossSettings,
     rule: Rule,
     max_norm: float | None,
+    has_previous: bool,
 ) -> dict[str, float]:
-    number = max(int(tokens.kept(settings).sum()), 1)
     optimizer.zero_grad(set_to_none=True)
-    loss, found = 0.0, []
+    total, previous, found = 0.0, [], []
     for part in _parts(len(ids)):
         current = log_probs(model, ids[part], rule)
-        share, _ = grpo_loss(current, tokens.rows(part), settings, number)
+        some = tokens.rows(part)
+        if not has_previous:
+            some = replace(some, previous=current.detach())
+        share, _ = grpo_loss(current, some, settings, number=1)
         share.backward()
-        loss += share.item()
+        total += share.item()
+        previous.append(some.previous)
         found.append(current.detach())
+    whole = replace(tokens, previous=torch.cat(previous))
+    number = max(int(whole.kept(settings).sum()), 1)  # known only now: weights decide which tokens count
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    torch._foreach_div_(gradients, number)
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), math.inf if max_norm is None else max_norm)
     skipped = not norm.isfinite()
     if not skipped:
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    _, metrics = grpo_loss(torch.cat(found), tokens, settings, number)
-    return metrics | {"loss": loss, "gradient_norm": float(norm), "skipped": float(skipped)}
+    _, metrics = grpo_loss(torch.cat(found), whole, settings)
+    return metrics | {"loss": total / number, "gradient_norm": float(norm), "skipped": float(skipped)}
 
 
 def _under(model: Any, weights: Mapping[str, Tensor] | None, ids: Tensor, rule: Rule) -> Tensor:

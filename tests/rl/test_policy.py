@@ -1,5 +1,7 @@
 """The training side on Megatron's model, held to transformers and to the engine that shares it."""
 
+import copy
+
 import pytest
 import torch
 from support.batches import prompts, recipe
@@ -105,6 +107,52 @@ def test_parts_add_up_to_the_whole(monkeypatch):
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-4, abs=1e-6)
     for one, other in zip(found[0][1], found[1][1], strict=True):
         torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("correction", ["none", "icepop"])
+def test_several_gradient_steps_are_taken_from_one_old_policy(model, oracle, correction):
+    """Two steps of plain gradient descent on halves, written out on transformers' model: the second has ratios to before."""
+    batch, oracle = a_batch(), copy.deepcopy(oracle)
+    settings = LossSettings(correction=correction, weight_min=0.5, weight_max=2.0)
+
+    def scores(rows):
+        ids = batch.ids[rows]
+        return oracle(ids[:, :-1]).logits.log_softmax(-1).gather(2, ids[:, 1:, None])[..., 0][:, -5:]
+
+    with torch.no_grad():
+        old = scores(slice(0, 6))
+    weight = (0.8 * torch.randn(old.shape, generator=torch.Generator().manual_seed(1))).exp()
+    batch.generation[:, -5:] = old - weight.log()
+    kept = torch.ones_like(weight, dtype=torch.bool)
+    if correction == "icepop":
+        kept = (weight >= 0.5) & (weight <= 2.0)
+    else:
+        weight = torch.ones_like(weight)
+    metrics = train_step(
+        model, torch.optim.SGD(model.parameters(), 0.01), batch, settings, (1.0, 0, 0.0), max_norm=None, minibatch=3
+    )
+    for rows in (slice(0, 3), slice(3, 6)):
+        oracle.zero_grad()
+        ratio, advantage = (scores(rows) - old[rows]).exp(), batch.advantages[rows, None]
+        each = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage) * weight[rows]
+        (-(each * kept[rows]).sum() / kept[rows].sum()).backward()
+        with torch.no_grad():
+            for parameter in oracle.parameters():
+                parameter -= 0.01 * parameter.grad
+    found = dict(model.named_parameters())["embedding.word_embeddings.weight"]
+    torch.testing.assert_close(found, oracle.model.embed_tokens.weight.detach(), atol=5e-5, rtol=1e-3)
+    assert metrics["tokens"] == 30
+    assert metrics["tokens_left_out"] == 30 - int(kept.sum())
+
+
+def test_other_weights_can_be_held_beside(model):
+    """A reference policy's log-probabilities, by swapping all weights in, are those of `functional_call`."""
+    held = {name: parameter.detach() * 1.01 for name, parameter in model.named_parameters()}
+    with torch.no_grad(), training(model):
+        found = policy_module._under(model, held, IDS, (1.0, 0, 0.0))
+        for name, parameter in model.named_parameters():
+            parameter.copy_(held[name])
+        torch.testing.assert_close(found, log_probs(model, IDS, (1.0, 0, 0.0)))
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing(model):
