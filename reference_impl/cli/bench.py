@@ -209,6 +209,38 @@ def staleness(
     print(time_report(records, rounds=3), flush=True)
 
 
+@app.command()
+def training(
+    recipe: Annotated[Path, typer.Argument(help="A recipe (YAML) of asynchronous training.")],
+    overrides: Overrides = None,
+    delay: Annotated[float, typer.Option(min=0, help="Seconds that environments wait before they answer.")] = 0.05,
+    steps: Annotated[int, typer.Option(min=2, help="Training steps of each run.")] = 20,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; in each, every way of training has its turn.")] = 3,
+    json_file: JsonFile = None,
+) -> None:
+    """Compare synchronous with asynchronous training of a recipe, and show what parts of a step take."""
+    quiet_upstream()
+    from tqdm import tqdm
+
+    from reference_impl.bench.training import WAYS, measure, settings, table, timed, write
+    from reference_impl.config.loader import load_recipe
+    from reference_impl.rl.assembly import check
+
+    made = [load_recipe(recipe, changes) for changes in settings(overrides or (), delay, steps)]
+    for each in made:
+        check(each)
+    if json_file:
+        json_file.parent.mkdir(parents=True, exist_ok=True)
+    found: dict[str, list[Any]] = {way: [] for way in WAYS}
+    turns = measure(made, rounds)
+    for way, outcome in tqdm(turns, total=rounds * len(WAYS), unit="run", leave=False, disable=None):
+        found[way].append(outcome)
+    rows = [timed(way, outcomes) for way, outcomes in found.items()]
+    print(table(rows))
+    if json_file:
+        write(rows, json_file)
+
+
 def _load(model: str, prompt_tokens: int, new_tokens: int, batch: int) -> Any:
     from reference_impl.bench.systems import Load
     from reference_impl.models.catalog import find_model

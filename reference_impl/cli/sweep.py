@@ -10,7 +10,7 @@ from reference_impl.cli.quiet import quiet_upstream
 if TYPE_CHECKING:
     from reference_impl.rl.sweep import Outcome
 
-HEAD = f"{'reward':>7} {'staleness':>10} {'KV':>6} {'gap':>6} {'prob error':>11} {'s/step':>7}"
+HEAD = f"{'reward':>7} {'staleness':>10} {'KV':>6} {'gap':>6} {'prob error':>11} {'steps/s':>7}"
 
 
 def sweep(
@@ -54,5 +54,5 @@ def row(outcome: "Outcome") -> str:
     return (
         f"{late('reward'):7.3f} {late('token_mean_policy_staleness'):10.2f} {late('token_mean_kv_cache_staleness'):6.2f} "
         f"{late('mean_completion_gap'):6.2f} {late('token_mult_prob_error'):11.3f} "
-        f"{outcome.seconds() / max(len(outcome.steps) - 1, 1):7.3f}"
+        f"{outcome.steps_per_second:7.2f}"
     )

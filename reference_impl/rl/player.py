@@ -5,17 +5,28 @@ the side of asynchronous training that generates; {py:mod}`reference_impl.rl.asy
 """
 
 import asyncio
+from dataclasses import dataclass
 
+from reference_impl.generation.batch import BatchedDataDict
 from reference_impl.generation.interfaces import GenerationInterface
-from reference_impl.rl.judging import Room
+from reference_impl.rl.judging import Room, Table
 from reference_impl.rl.rollouts import Rollout, begin, hear, prompts_of, reply_to
+
+
+@dataclass
+class _Seat:
+    """A rollout under way, and the environment that it plays with."""
+
+    rollout: Rollout
+    table: Table
+
 
 Ended = tuple[int, list[Rollout]]
 """A group's number and its rollouts, all over."""
 
 
 class Player:
-    """Plays groups on an event loop: one task a rollout, all of which share the steps of `backend`'s engine.
+    """Plays groups on an event loop: a batch a group, all of which share the steps of `backend`'s engine.
 
     `context`
     : Most tokens of a conversation.
@@ -41,8 +52,14 @@ class Player:
         self.groups += 1
         self._idle.clear()
         try:
-            members = range(self.group_size)
-            return number, list(await asyncio.gather(*(self._rollout(number, member) for member in members)))
+            seats = []
+            for member in range(self.group_size):
+                table = self.room.table()
+                seats.append(_Seat(begin(table.environment, number, member), table))
+            await self._turn(seats)  # one batch: the prompt is the same
+            for seat in seats:
+                self.room.give_back(seat.table)
+            return number, [seat.rollout for seat in seats]
         finally:
             self.groups -= 1
             if not self.groups:
@@ -58,12 +75,19 @@ class Player:
         """After the weights have changed."""
         self._open.set()
 
-    async def _rollout(self, episode: int, member: int) -> Rollout:
-        table = self.room.table()
-        rollout = begin(table.environment, episode, member)
-        while not rollout.over:
-            async for _, output in self.backend.generate_async(prompts_of([rollout])):
-                if (response := hear(rollout, output)) is not None:
-                    reply_to(rollout, await table.wait_async(table.judge(response)), self.context)
-        self.room.give_back(table)
-        return rollout
+    async def _turn(self, seats: list[_Seat]) -> None:
+        """Get the next response of each rollout that is not over; each then goes on by itself, to its end."""
+        waiting = [seat for seat in seats if not seat.rollout.over]
+        if not waiting:
+            return
+        going_on = []
+        try:
+            async for row, output in self.backend.generate_async(prompts_of([seat.rollout for seat in waiting])):
+                going_on.append(asyncio.ensure_future(self._answer(waiting[row], output)))
+        finally:
+            await asyncio.gather(*going_on)
+
+    async def _answer(self, seat: _Seat, output: BatchedDataDict) -> None:
+        if (response := hear(seat.rollout, output)) is not None:
+            reply_to(seat.rollout, await seat.table.wait_async(seat.table.judge(response)), self.context)
+            await self._turn([seat])

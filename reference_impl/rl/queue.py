@@ -11,6 +11,7 @@ Every rollout that was begun ends up in exactly one place, {py:class}`Counts`.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from reference_impl.rl.rollouts import Rollout
@@ -26,7 +27,7 @@ class Group:
 
     number: int
     epoch: int
-    rollouts: list[Rollout] = field(default_factory=list)
+    rollouts: list[Rollout] = field(default_factory=list)  # given once, by `Queue.finish`
 
     @property
     def failed(self) -> int:
@@ -35,9 +36,13 @@ class Group:
 
     def age(self, step: int) -> int:
         """Staleness that its oldest sampled token would have at `step`; of a group without a stamped token, from `epoch`."""
+        return step - self._oldest
+
+    @cached_property
+    def _oldest(self) -> int:
         records = [rollout.record for rollout in self.rollouts if rollout.reward is not None]
         runs = [record.of_sampled("policy_epoch") for record in records if record is not None and record.num_sampled]
-        return step - min((each.oldest for each in runs if each.stamped), default=self.epoch)
+        return min((each.oldest for each in runs if each.stamped), default=self.epoch)
 
 
 @dataclass(frozen=True)

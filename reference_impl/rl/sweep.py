@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import resource
 import statistics
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
@@ -36,6 +37,9 @@ class Outcome:
     `steps`
     : The metrics of each of its steps.
 
+    `ended`
+    : When each of them ended, in seconds.
+
     `peak_gib`
     : Most memory that its process held, and a generation process of it, if it had one.
     """
@@ -43,6 +47,7 @@ class Outcome:
     name: str
     settings: dict[str, str]
     steps: list[dict[str, float]]
+    ended: list[float]
     peak_gib: float
 
     def curve(self, metric: str) -> list[float | None]:
@@ -53,6 +58,11 @@ class Outcome:
         """The mean of a metric over the last steps."""
         values = [value for value in self.curve(metric)[-LAST:] if value is not None]
         return statistics.fmean(values) if values else float("nan")
+
+    @property
+    def steps_per_second(self) -> float:
+        """Pace from the end of the first step, in which engines are built, to that of the last."""
+        return (len(self.ended) - 1) / (self.ended[-1] - self.ended[0]) if len(self.ended) > 1 else float("nan")
 
     def seconds(self, part: str = "") -> float:
         """Seconds of all steps but the first, in which engines are built; of one `part`, or of all."""
@@ -114,9 +124,12 @@ def read(path: Path) -> list[Outcome]:
     return [Outcome(**each) for each in json.loads(path.read_text("utf-8"))]
 
 
-def _run(recipe: Recipe, folder: Path) -> tuple[list[dict[str, float]], float]:
+def _run(recipe: Recipe, folder: Path) -> tuple[list[dict[str, float]], list[float], float]:
     from reference_impl.rl.run import train
 
-    steps = [dict(done.metrics) for done in train(recipe, folder)]
+    steps, ended = [], []
+    for done in train(recipe, folder):
+        steps.append(dict(done.metrics))
+        ended.append(time.perf_counter())
     kib = sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return steps, kib / 2**20
+    return steps, ended, kib / 2**20

@@ -11,7 +11,7 @@ from reference_impl.staleness.report.figures import layout
 from reference_impl.staleness.report.palette import colours_of
 from reference_impl.staleness.report.table import as_json, plain_table
 
-HEADS = ("setting", "reward", "policy staleness", "KV staleness", "completion gap", "probability error", "s/step")
+HEADS = ("setting", "reward", "policy staleness", "KV staleness", "completion gap", "probability error", "steps/s")
 METRICS = (
     "reward",
     "token_mean_policy_staleness",
@@ -73,7 +73,7 @@ def write_page(outcomes: Sequence[Outcome], path: Path) -> None:
         for name in figures
     )
     rows = [
-        (outcome.name, *(f"{outcome.late(metric):.3f}" for metric in METRICS), f"{_per_step(outcome):.3f}")
+        (outcome.name, *(f"{outcome.late(metric):.3f}" for metric in METRICS), f"{outcome.steps_per_second:.2f}")
         for outcome in outcomes
     ]
     title = f"{len(outcomes)} runs"
@@ -84,10 +84,6 @@ def write_page(outcomes: Sequence[Outcome], path: Path) -> None:
         f'<script id="figures" type="application/json">{as_json(figures)}</script>'
     )
     path.write_text(document(title, body), "utf-8")
-
-
-def _per_step(outcome: Outcome) -> float:
-    return outcome.seconds() / max(len(outcome.steps) - 1, 1)
 
 
 def _figure(data: list[dict[str, Any]], x: str, y: str) -> dict[str, Any]:

@@ -52,7 +52,8 @@ class Worker:
         self._ended: list[Ended] = []
         self._unread = True  # the worker has not yet copied what lies in the shared memory
         context = multiprocessing.get_context("spawn")
-        self._answers, answers = context.Pipe(duplex=False)
+        self._answers: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        self._up, answers = context.Pipe(duplex=False)
         orders, self._orders = context.Pipe(duplex=False)
         # Ctrl-C goes to every process of a terminal; what it means is the trainer's to say.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -68,6 +69,9 @@ class Worker:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         for end in (orders, answers):
             end.close()  # so that a pipe breaks when the worker is gone
+        # Read while the model trains: a pipe holds little, and rollouts are to be here when the step wants them.
+        self._reader = threading.Thread(target=_read_all, args=(self._up, self._answers), daemon=True)
+        self._reader.start()
         while self._unread:  # a worker that cannot begin says why
             self._receive()
 
@@ -79,7 +83,7 @@ class Worker:
         """Groups that have ended since the last call; waits until there is one."""
         while not self._ended:
             self._receive()
-        while self._answers.poll():
+        while not self._answers.empty():
             self._receive()
         ended, self._ended = self._ended, []
         return ended
@@ -109,8 +113,9 @@ class Worker:
         if self.process.is_alive():
             self.process.kill()
             self.process.join()
-        for end in (self._orders, self._answers):
-            end.close()
+        self._orders.close()
+        self._reader.join(STOP_S)
+        self._up.close()
 
     def _send(self, order: tuple[str, int]) -> None:
         try:
@@ -119,14 +124,14 @@ class Worker:
             self._gone()
 
     def _receive(self) -> None:
-        try:
-            kind, answer = self._answers.recv()
-        except (EOFError, OSError):
-            self._gone()
+        kind, answer = self._answers.get()
         if kind == "ended":
             self._ended.append(answer)
         elif kind == "copied":
             self._unread = False
+        elif kind == "gone":
+            self._answers.put((kind, answer))  # it stays so
+            self._gone()
         else:
             raise WorkerError(f"generation worker: {answer}")
 
@@ -217,6 +222,14 @@ def _listen(orders: Connection, loop: asyncio.AbstractEventLoop, coming: "asynci
                 loop.call_soon_threadsafe(coming.put_nowait, orders.recv())
         except (EOFError, OSError):
             loop.call_soon_threadsafe(coming.put_nowait, ("stop", 0))
+
+
+def _read_all(up: Connection, answers: "queue.SimpleQueue[tuple[str, Any]]") -> None:
+    try:
+        while True:
+            answers.put(up.recv())
+    except (EOFError, OSError):
+        answers.put(("gone", None))
 
 
 def _send_all(replies: "queue.SimpleQueue[tuple[str, Any] | None]", answers: Connection) -> None:
