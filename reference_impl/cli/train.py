@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from reference_impl.config.schema import Recipe
     from reference_impl.rl.queue import Counts
     from reference_impl.rl.steps import StepDone
+    from reference_impl.staleness.logger import StalenessLogger
     from reference_impl.staleness.runs import Run
 
 MOST_DRAWN = 16
@@ -63,12 +64,11 @@ def train(
     from reference_impl.cli.session import interrupt_held, open_folder
     from reference_impl.rl.run import train as steps
 
-    names = [name for name in sinks.split(",") if name]
     folder = open_folder("train", folder)
     interrupted, reasons, counts = False, Counter[str](), None
-    with interrupt_held() as stop:
+    with open_logger(folder, sinks) as logger, interrupt_held() as stop:
         try:
-            for done in steps(made, folder, names, stop):
+            for done in steps(made, folder, logger, stop):
                 print(line_of(done), flush=True)
                 reasons.update(rollout.reason for rollout in (*done.rollouts, *done.dropped) if rollout.reason)
                 counts = done.counts or counts
@@ -100,6 +100,16 @@ def read(recipe: Path, overrides: list[str], run_folder: Path | None, smoke: boo
     if not (recipe / name).is_file():
         raise ConfigError(f"{recipe}: no run to go on with, it has no {name}")
     return load_recipe(recipe / name, overrides), recipe
+
+
+def open_logger(folder: Path, sinks: str) -> "StalenessLogger":
+    """What logs to the tools that `sinks` names, with commas between them."""
+    from reference_impl.staleness.logger import StalenessLogger, open_sinks
+
+    try:
+        return StalenessLogger(open_sinks(folder, filter(None, sinks.split(","))))
+    except (ValueError, ModuleNotFoundError) as error:
+        raise ConfigError(f"--sinks: {error}") from error
 
 
 def smoke_overrides(recipe: Path, overrides: list[str], smoke: bool) -> list[str]:

@@ -1,6 +1,6 @@
 """A whole training run: from a recipe and a folder to steps, files and checkpoints, begun or gone on with."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from threading import Event
@@ -27,7 +27,7 @@ from reference_impl.rl.journal import CHECKPOINTS, RECIPE_FILE, REFERENCE_FILE, 
 from reference_impl.rl.policy import show
 from reference_impl.rl.queue import Queue
 from reference_impl.rl.steps import Learner, StepDone
-from reference_impl.staleness.logger import StalenessLogger, open_sinks
+from reference_impl.staleness.logger import StalenessLogger
 
 SHOWN_AT_A_TIME = 64
 """Demonstrations of one supervised step."""
@@ -35,8 +35,13 @@ SHOWN_AT_A_TIME = 64
 SHOWN_LR = 1e-3
 
 
-def train(recipe: Recipe, folder: Path, sinks: Iterable[str] = (), stop: Event | None = None) -> Iterator[StepDone]:
+def train(
+    recipe: Recipe, folder: Path, logger: StalenessLogger | None = None, stop: Event | None = None
+) -> Iterator[StepDone]:
     """Train by `recipe`, yielding each step when it is written to `folder`; go on from the newest checkpoint there.
+
+    `logger` gets every step, too. It is the caller's to close, and knows nothing of checkpoints: a run that goes on logs the
+    steps after its checkpoint again.
 
     Once `stop` is set, the step under way is the last; it gets a checkpoint, like the last one of the recipe. A step that
     could not be checkpointed, for want of disk, is no reason to stop: the run goes on, and the error is raised at its end.
@@ -67,11 +72,11 @@ def train(recipe: Recipe, folder: Path, sinks: Iterable[str] = (), stop: Event |
             journal = stack.enter_context(Journal(folder, policy.tokenizer, state["journal"]))
         # An engine numbers its requests from 0 and draws by that number: the same seed would repeat the run's first draws.
         recipe = with_seed(recipe, config.seed + queue.step)
-        logger = stack.enter_context(StalenessLogger(open_sinks(folder, sinks)))
         failed: checkpoints.CheckpointError | None = None
         for done in steps_of(recipe, policy, learner, queue, stack):
             journal.write(done)
-            logger.log(done.consumption, done.metrics)
+            if logger is not None:
+                logger.log(done.consumption, done.metrics)
             last = done.step + 1 == grpo.max_num_steps or (stop is not None and stop.is_set())
             if recipe.checkpointing.enabled and (last or (done.step + 1) % recipe.checkpointing.save_period == 0):
                 state = {"queue": queue.to_json(), "journal": journal.state()}

@@ -18,6 +18,7 @@ from reference_impl.rl import checkpoints
 from reference_impl.rl.assembly import check, loss_settings
 from reference_impl.rl.loss import LossSettings
 from reference_impl.rl.run import train
+from reference_impl.staleness.logger import StalenessLogger, open_sinks
 from reference_impl.staleness.runs import read_run
 
 RECIPES = Path(__file__).parents[2] / "examples" / "recipes"
@@ -61,7 +62,8 @@ def hold_accounts(folder):
 
 
 def test_a_run_is_on_disk(tmp_path):
-    done = list(train(a_recipe("sync", "grpo.max_num_steps=3"), tmp_path, ["json"]))
+    with StalenessLogger(open_sinks(tmp_path, ["json"])) as logger:
+        done = list(train(a_recipe("sync", "grpo.max_num_steps=3"), tmp_path, logger))
     run, known = hold_accounts(tmp_path)
     assert [each.metrics["reward"] for each in done] == [each["reward"] for each in known]
     assert [step.metrics["loss"] for step in run.steps] == [each["loss"] for each in known]
