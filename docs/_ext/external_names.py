@@ -25,6 +25,8 @@ PAGES = {
     "collections.abc.Mapping": f"{_PYTHON}/collections.abc.html",
     "collections.abc.Sequence": f"{_PYTHON}/collections.abc.html",
     "collections.UserDict": f"{_PYTHON}/collections.html",
+    "concurrent.futures.Future": f"{_PYTHON}/concurrent.futures.html",
+    "contextlib.AbstractContextManager": f"{_PYTHON}/contextlib.html",
     "dataclasses.dataclass": f"{_PYTHON}/dataclasses.html",
     "enum.Enum": f"{_PYTHON}/enum.html",
     "enum.IntEnum": f"{_PYTHON}/enum.html",
@@ -38,6 +40,7 @@ PAGES = {
     "torch.Tensor": f"{_TORCH}/tensors.html",
     "torch.device": f"{_TORCH}/tensor_attributes.html",
     "torch.dtype": f"{_TORCH}/tensor_attributes.html",
+    "torch.optim.Optimizer": f"{_TORCH}/optim.html",
 }
 
 

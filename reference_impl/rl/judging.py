@@ -46,7 +46,7 @@ class Table:
         self.hangs = False
         self._until = math.inf
 
-    def judge(self, response: list[int]) -> "Future[Answer]":
+    def judge(self, response: list[int]) -> Future[Answer]:
         """Begin to judge; {py:meth}`wait` or {py:meth}`wait_async` has the answer."""
         answer: Future[Answer] = Future()
         if self.seconds is None:
@@ -57,14 +57,14 @@ class Table:
             threading.Thread(target=self._answer, args=(answer, response), daemon=True).start()
         return answer
 
-    def wait(self, answer: "Future[Answer]") -> Answer:
+    def wait(self, answer: Future[Answer]) -> Answer:
         """What the environment says, or an error once its time is over."""
         try:
             return answer.result(None if self.seconds is None else self._left)
         except TimeoutError:
             return self._give_up()
 
-    async def wait_async(self, answer: "Future[Answer]") -> Answer:
+    async def wait_async(self, answer: Future[Answer]) -> Answer:
         """As {py:meth}`wait`, on an event loop."""
         if self.seconds is None:
             return answer.result()
@@ -77,7 +77,7 @@ class Table:
     def _left(self) -> float:
         return max(0.0, self._until - time.monotonic())
 
-    def _answer(self, answer: "Future[Answer]", response: list[int]) -> None:
+    def _answer(self, answer: Future[Answer], response: list[int]) -> None:
         answer.set_running_or_notify_cancel()  # from here on nobody can cancel it
         try:
             answer.set_result(judge(self.environment, response))

@@ -239,12 +239,26 @@ def test_a_declaration_that_upstream_has_changed_is_a_warning(tmp_path: Path) ->
 
 def test_a_page_that_is_read_again_keeps_what_the_others_document(tmp_path: Path) -> None:
     """The second build reads one page: no key is lost and none counts twice."""
-    write_site(tmp_path, EXTENSIONS, index="{key}`seed`", keys=ALL_KEYS, commands=ALL_COMMANDS, metrics=METRICS)
+    write_site(
+        tmp_path, EXTENSIONS, index="{key}`demonstration_steps`", keys=ALL_KEYS, commands=ALL_COMMANDS, metrics=METRICS
+    )
     assert build(tmp_path).warnings == []
-    write_site(tmp_path, EXTENSIONS, index="{key}`seed`, again", keys=ALL_KEYS, commands=ALL_COMMANDS, metrics=METRICS)
+    write_site(
+        tmp_path,
+        EXTENSIONS,
+        index="{key}`demonstration_steps`, again",
+        keys=ALL_KEYS,
+        commands=ALL_COMMANDS,
+        metrics=METRICS,
+    )
     assert build(tmp_path, everything=False).warnings == []
     write_site(
-        tmp_path, EXTENSIONS, index="{key}`seed`, again", keys="Nothing.", commands=ALL_COMMANDS, metrics=METRICS
+        tmp_path,
+        EXTENSIONS,
+        index="{key}`demonstration_steps`, again",
+        keys="Nothing.",
+        commands=ALL_COMMANDS,
+        metrics=METRICS,
     )
     lost = build(tmp_path, everything=False).warnings
     assert sum("is in no {key-table}" in line for line in lost) == len(schema_keys.KEYS)
@@ -253,7 +267,13 @@ def test_a_page_that_is_read_again_keeps_what_the_others_document(tmp_path: Path
 def test_pages_may_be_read_by_several_processes(tmp_path: Path) -> None:
     pages = {f"page{number}": "Text." for number in range(12)}
     write_site(
-        tmp_path, EXTENSIONS, index="{key}`seed`", keys=ALL_KEYS, commands=ALL_COMMANDS, metrics=METRICS, **pages
+        tmp_path,
+        EXTENSIONS,
+        index="{key}`demonstration_steps`",
+        keys=ALL_KEYS,
+        commands=ALL_COMMANDS,
+        metrics=METRICS,
+        **pages,
     )
     site = build(tmp_path, processes=2)
     assert site.warnings == []
