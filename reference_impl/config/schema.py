@@ -206,7 +206,7 @@ class MegatronConfig(Section):
         description="Ranks that the layers are dealt out to, read by genref plan; the engine here refuses more than 1.",
     )
     optimizer: Annotated[OptimizerConfig, NULL_IS_EMPTY] = Field(
-        OptimizerConfig(), description="How gradients change the weights."
+        OptimizerConfig.model_validate({}), description="How gradients change the weights."
     )
 
 

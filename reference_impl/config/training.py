@@ -54,7 +54,7 @@ class GrpoConfig(Section):
         description="Supervised steps on the environment's demonstrations before the first rollout; not a NeMo RL key.",
     )
     async_grpo: Annotated[AsyncGrpoConfig, NULL_IS_EMPTY] = Field(
-        AsyncGrpoConfig(), description="Settings of asynchronous training."
+        AsyncGrpoConfig.model_validate({}), description="Settings of asynchronous training."
     )
 
 

@@ -299,7 +299,6 @@ NEMO_RL = (
     *_yaml(
         _GRPO_MATH,
         "policy",
-        train_global_batch_size="512",
         max_grad_norm="1.0",
     ),
     *_yaml(
@@ -309,7 +308,6 @@ NEMO_RL = (
         weight_decay="0.01",
         adam_beta1="0.9",
         adam_beta2="0.999",
-        adam_eps="'1e-8'",
     ),
     *_yaml(
         _GRPO_MATH,

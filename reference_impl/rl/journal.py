@@ -35,7 +35,8 @@ class Journal:
     def __init__(self, folder: Path, tokenizer: Tokenizer, known: dict[str, Any] | None = None) -> None:
         self._tokenizer = tokenizer
         self._paths = {name: folder / name for name in (RUN_FILE, METRICS_FILE)}
-        self._next, self._tokens = (known["next"], known["tokens"]) if known else (0, 0)
+        self._next: int = known["next"] if known else 0
+        self._tokens: int = known["tokens"] if known else 0
         folder.mkdir(parents=True, exist_ok=True)
         for name, path in self._paths.items():
             path.touch()

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -18,11 +19,11 @@ from reference_impl.rl.assembly import (
     build_policy,
     check,
     learner_of,
-    make_environment,
     open_generation,
     room_of,
     set_threads,
 )
+from reference_impl.rl.environments import find_environment
 from reference_impl.rl.journal import CHECKPOINTS, RECIPE_FILE, REFERENCE_FILE, Journal
 from reference_impl.rl.policy import show
 from reference_impl.rl.queue import Queue
@@ -109,7 +110,7 @@ def demonstrate(recipe: Recipe, policy: Policy) -> None:
     """
     optimizer = torch.optim.AdamW(policy.model.parameters(), SHOWN_LR, weight_decay=0.0)
     for step in range(recipe.grpo.demonstration_steps):
-        environment = make_environment(recipe, policy.tokenizer).inner
+        environment: Any = find_environment(recipe.env.name or "")(policy.tokenizer, recipe.grpo.seed)
         first = -1 - step * SHOWN_AT_A_TIME  # episodes that no rollout is of
         show(policy.model, optimizer, [environment.demonstration(first - row) for row in range(SHOWN_AT_A_TIME)])
 

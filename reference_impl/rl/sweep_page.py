@@ -89,5 +89,5 @@ def write_page(outcomes: Sequence[Outcome], path: Path) -> None:
 def _figure(data: list[dict[str, Any]], x: str, y: str) -> dict[str, Any]:
     axes = {"title": {"text": x}, "rangemode": "tozero"}, {"title": {"text": y}, "rangemode": "tozero"}
     margin = {"l": 52, "r": 8, "t": 8, "b": 44}
-    legend = {"showlegend": True, "legend": {"orientation": "h", "y": 1.0, "yanchor": "bottom"}}
+    legend: dict[str, Any] = {"showlegend": True, "legend": {"orientation": "h", "y": 1.0, "yanchor": "bottom"}}
     return {"data": data, "layout": layout(*axes, height=HEIGHT, margin=margin, **legend)}

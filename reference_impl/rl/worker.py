@@ -198,7 +198,8 @@ async def _follow(
 
     while True:
         order = asyncio.ensure_future(coming.get())
-        await asyncio.wait({order, failed}, return_when=asyncio.FIRST_COMPLETED)
+        either: set[asyncio.Future[Any]] = {order, failed}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if failed.done():
             failed.result()
         kind, number = order.result()

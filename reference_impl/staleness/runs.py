@@ -331,10 +331,10 @@ class _Reading:
             updates=self.updates,
             sequences=[self.sequences[index] for index in sorted(here)],
             steps=[
-                Step(
-                    step.step,
-                    *(tuple(i for i in named if i in here) for named in (step.consumed, step.dropped)),
-                    step.metrics,
+                replace(
+                    step,
+                    consumed=tuple(index for index in step.consumed if index in here),
+                    dropped=tuple(index for index in step.dropped if index in here),
                 )
                 for step in sorted(self.steps.values(), key=lambda step: step.step)
             ],
