@@ -94,6 +94,8 @@ def read(recipe: Path, overrides: list[str], run_folder: Path | None, smoke: boo
     if not recipe.is_dir():
         if run_folder is not None and (run_folder / name).exists():
             raise ConfigError(f"--run-folder: {run_folder} has a run; genref train {run_folder} goes on with it")
+        if run_folder is not None and (old := run_folder / "run.jsonl").exists() and old.stat().st_size:
+            raise ConfigError(f"--run-folder: {run_folder} has what another command generated; name another folder")
         return load_recipe(recipe, [*overrides, *smoke_overrides(recipe, overrides, smoke)]), run_folder
     if run_folder is not None:
         raise ConfigError(f"--run-folder: {run_folder}, but {recipe} is a run already, and goes on where it is")

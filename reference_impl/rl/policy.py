@@ -104,6 +104,8 @@ def train_step(
     parts of {py:data}`ROWS`, whose gradients add up to those of the whole. A step whose gradient is not finite changes
     nothing, and `skipped` counts it. `reference` are the weights of the policy that `settings.kl_weight` holds this one to.
     """
+    device = next(iter(model.parameters())).device
+    batch = Batch(**{name: tensor.to(device) for name, tensor in vars(batch).items()})
     count, size = len(batch.ids), minibatch or len(batch.ids)
     with training(model):
         with torch.no_grad():
@@ -180,7 +182,7 @@ def _by_parts(count: int, compute: Callable[[slice], Tensor]) -> Tensor:
 
 def show(model: Any, optimizer: torch.optim.Optimizer, rows: list[tuple[list[int], list[int]]]) -> float:
     """One supervised step on (prompt, answer) rows of equal lengths; the mean loss of a token of the answers, in nats."""
-    ids = torch.tensor([prompt + answer for prompt, answer in rows])
+    ids = torch.tensor([prompt + answer for prompt, answer in rows], device=next(iter(model.parameters())).device)
     with training(model):
         loss = -log_probs(model, ids, (1.0, 0, 0.0))[:, len(rows[0][0]) :].mean()
         optimizer.zero_grad(set_to_none=True)

@@ -118,6 +118,15 @@ def test_a_folder_that_has_a_run_is_not_begun_again(genref, tmp_path):
     )
 
 
+def test_what_another_command_wrote_is_kept(genref, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.jsonl").write_text("{}\n")
+    run = genref("train", str(SYNC), "--run-folder", "run")
+    assert run.status == 2
+    assert run.err.startswith("genref: --run-folder: run has what another command generated")
+    assert (tmp_path / "run" / "run.jsonl").read_text() == "{}\n"
+
+
 def test_a_sweep_is_a_table_a_page_and_a_file(tmp_path):
     run = process("sweep", SYNC, *QUICK, "grpo.max_num_steps=2", "grpo.seed=1,2", "--run-folder", "sweep", cwd=tmp_path)
     assert (run.returncode, run.stderr) == (0, "")
