@@ -23,3 +23,8 @@ def test_the_staleness_timeline_is_what_the_engine_does():
         assert timeline.draw(recorded, theme) == (FIGURES / f"timeline-{theme}.svg").read_text("utf-8"), (
             "run: python docs/figures/timeline.py"
         )
+
+
+def test_the_curves_of_a_lag_are_drawn_from_their_sweep():
+    lag = script("lag")
+    assert lag.draw(lag.read(lag.DATA)) == (FIGURES / "lag.svg").read_text("utf-8"), "run: python docs/figures/lag.py"
