@@ -69,9 +69,8 @@ class Plain(SteppedGeneration):
             raise ValueError("prompt_logprobs: left out")
         return super()._rows(data)
 
-    def _run(self, rows, greedy):
-        for event in super()._run(rows, greedy):
-            yield event if isinstance(event, Progress) else (event[0], self.ended(event[1], rows[event[0]]))
+    def _take(self, batch):
+        return [(index, self.ended(completion, batch.rows[index])) for index, completion in super()._take(batch)]
 
     def generate(self, data, greedy=False):
         return self.output(super().generate(data, greedy))
