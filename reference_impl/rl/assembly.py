@@ -197,7 +197,6 @@ def open_generation(recipe: Recipe, policy: Policy, epoch: int) -> Iterator[Gene
     """What plays groups for asynchronous training, with the policy's weights as `epoch`."""
     with ExitStack() as stack:
         if recipe.policy.generation.colocated.enabled:
-            set_threads(policy.checkpoint, processes=1)
             backend = backend_of(recipe, policy)
             backend.update_weights(None, epoch=epoch)
             generation: Generation = Colocated(_player(recipe, policy.tokenizer, stack.enter_context(backend)))

@@ -8,8 +8,7 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from reference_impl.models.catalog import Tokenizer
 from reference_impl.rl.rollouts import Rollout
@@ -17,12 +16,7 @@ from reference_impl.rl.steps import StepDone
 from reference_impl.staleness.runs import RUN_FILE, RunWriter, SequenceRecord
 
 METRICS_FILE = "metrics.jsonl"
-CHECKPOINTS, RECIPE_FILE, REFERENCE_FILE, REPORT_FILE = (
-    "checkpoints",
-    "recipe.yaml",
-    "reference.safetensors",
-    "report.html",
-)
+CHECKPOINTS, RECIPE_FILE, REFERENCE_FILE = "checkpoints", "recipe.yaml", "reference.safetensors"
 
 
 class Journal:
@@ -94,11 +88,3 @@ class Journal:
         """Close the files."""
         self._run.close()
         self._metrics.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

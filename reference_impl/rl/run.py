@@ -57,7 +57,7 @@ def train(
     with ExitStack() as stack:
         found = checkpoints.latest(folder / CHECKPOINTS)
         if found is None:
-            journal = stack.enter_context(Journal(folder, policy.tokenizer))
+            journal = Journal(folder, policy.tokenizer)
             (folder / RECIPE_FILE).write_text(resolved_yaml(recipe), "utf-8")
             demonstrate(recipe, policy)
             learner = learner_of(recipe, policy)
@@ -70,7 +70,8 @@ def train(
             if learner.reference is not None:
                 learner.reference = read_reference(folder)
             queue.restore(state["queue"])
-            journal = stack.enter_context(Journal(folder, policy.tokenizer, state["journal"]))
+            journal = Journal(folder, policy.tokenizer, state["journal"])
+        stack.callback(journal.close)
         # An engine numbers its requests from 0 and draws by that number: the same seed would repeat the run's first draws.
         recipe = with_seed(recipe, config.seed + queue.step)
         failed: checkpoints.CheckpointError | None = None

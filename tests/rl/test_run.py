@@ -106,8 +106,6 @@ def test_a_run_goes_on_where_its_checkpoint_was(tmp_path, kind):
     assert len(run.steps) == 6
     episodes = [rollout.episode for each in done for rollout in each.rollouts]
     assert len(set(episodes)) * 4 == len(episodes)
-    # The engine draws by another seed: the same first draws would be the same answers wherever prompts are alike.
-    assert run.sequences[24].token_ids != before.sequences[24].token_ids or kind == "async"
 
 
 def test_the_reference_is_the_policy_before_the_first_step_after_going_on_too(tmp_path):
@@ -185,7 +183,7 @@ if __name__ == "__main__":
 def test_killed_at_any_moment_it_goes_on(tmp_path, kind):
     """Five times `kill -9` at a random moment, then to the end: every rollout is counted once, and no step is missing.
 
-    Some while it starts, most while it trains; never before the last one has left a checkpoint, or it would not get on.
+    One while it starts, four while it trains.
     """
     script = tmp_path / "trainer.py"
     script.write_text(TRAINER)
