@@ -33,6 +33,7 @@ extensions = [
     "mathml",
     "metric_tables",
     "own_source_only",
+    "timeline",
     "upstream_tables",
 ]
 # Paths here are relative to docs/; those in html_static_path and the like are relative to this file.

@@ -9,17 +9,18 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from xml.sax.saxutils import escape
 
 from reference_impl.staleness.events import replay
 from reference_impl.staleness.records import EPOCHS, RequestRecord
 from reference_impl.staleness.report.palette import colours_of, ink_on
 from reference_impl.staleness.tracker import StalenessTracker
 
+sys.path.insert(0, str(Path(__file__).parent))
+from svg import THEMES, Drawing
+
 HERE = Path(__file__).parent
 PROMPTS, NEW_TOKENS, UPDATES = (4, 3, 9), 7, {4: 1, 11: 2}  # tokens of each prompt; sampled tokens: new epoch
 LEFT, CELL, ROW, GAP = 132, 33, 26, 6  # pixels: names, a step or a token, a row, between rows
-THEMES = {"light": ("#1d1f21", "#63676c", "#dfe0e2"), "dark": ("#e4e5e6", "#9da1a6", "#34373a")}  # ink, quiet, line
 NAMES = dict(zip(EPOCHS, ("policy epoch", "KV epoch", "oldest attended"), strict=True))
 
 
@@ -67,21 +68,12 @@ def steps_of(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return steps
 
 
-class Drawing:
-    """An SVG in the making."""
+class Schedule(Drawing):
+    """Cells in the colours of their epochs."""
 
     def __init__(self, theme: str, colours: dict[int, str]) -> None:
-        self.ink, self.quiet, self.line = THEMES[theme]
+        super().__init__(theme)
         self.colours = colours
-        self.parts: list[str] = []
-
-    def text(
-        self, x: float, y: float, text: str, *, colour: str = "", anchor: str = "start", weight: int = 400
-    ) -> None:
-        self.parts.append(
-            f'<text x="{x:g}" y="{y:g}" fill="{colour or self.ink}" text-anchor="{anchor}" font-weight="{weight}">'
-            f"{escape(text)}</text>"
-        )
 
     def cell(
         self, x: float, y: float, epoch: int | None, text: str, *, faint: bool = False, wide: float = CELL
@@ -94,23 +86,11 @@ class Drawing:
         )
         self.text(x + wide / 2, y + 17, text, colour=self.ink if faint else ink, anchor="middle")
 
-    def rule(self, x: float, top: float, bottom: float) -> None:
-        self.parts.append(
-            f'<line x1="{x:g}" x2="{x:g}" y1="{top:g}" y2="{bottom:g}" stroke="{self.quiet}" stroke-dasharray="2 4"/>'
-        )
-
-    def svg(self, width: float, height: float) -> str:
-        body = "\n".join(self.parts)
-        return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" '
-            f'height="{height:g}" font-family="system-ui, sans-serif" font-size="12">\n{body}\n</svg>\n'
-        )
-
 
 def draw(events: Sequence[dict[str, Any]], theme: str) -> str:
     """The schedule above, step by step; the finished records below, token by token."""
     steps, records = steps_of(events), replay(events, StalenessTracker())
-    drawing = Drawing(theme, colours_of({step["epoch"] for step in steps}))
+    drawing = Schedule(theme, colours_of({step["epoch"] for step in steps}))
     names = sorted(record.request for record in records)
     y = _schedule(drawing, steps, names)
     for record in sorted(records, key=lambda record: record.request):
@@ -119,7 +99,7 @@ def draw(events: Sequence[dict[str, Any]], theme: str) -> str:
     return drawing.svg(width, y + 4)
 
 
-def _schedule(drawing: Drawing, steps: list[dict[str, Any]], names: list[int | str]) -> float:
+def _schedule(drawing: Schedule, steps: list[dict[str, Any]], names: list[int | str]) -> float:
     top, before = 40, 0
     bottom = top + len(names) * (ROW + GAP)
     drawing.text(0, 14, "Engine steps: rows of the forward pass", weight=600)
@@ -145,7 +125,7 @@ def _schedule(drawing: Drawing, steps: list[dict[str, Any]], names: list[int | s
     return bottom
 
 
-def _record(drawing: Drawing, record: RequestRecord, y: float) -> float:
+def _record(drawing: Schedule, record: RequestRecord, y: float) -> float:
     start = record.sampled[0][0]
     counts = f", evicted {record.num_evictions}×" if record.num_evictions else ""
     told = f"Record of request {record.request}: prompt {start}, sampled {record.num_sampled}{counts}"

@@ -43,7 +43,7 @@ def sweep(
             print(f"{outcome.name:{width}} {row(outcome)}", flush=True)
     finally:
         if outcomes:
-            write(outcomes, folder / "sweep.json")
+            write(outcomes, folder / "sweep.jsonl")
             write_page(outcomes, folder / "sweep.html")
             print(f"plot: {folder / 'sweep.html'}")
 

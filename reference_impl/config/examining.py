@@ -58,7 +58,8 @@ def examine(layers: Sequence[Layer], fallback: str) -> Examination:
     unresolved: list[Problem] = []
     resolved = resolve(merged, Recipe, unresolved)
     explicit = _explicit(layers, merged)
-    recipe, wrong = _validate(resolved, unresolved, explicit)
+    others = {key: value for key, value in leaves(resolved) if lookup(DEFAULTS, key) is MISSING}
+    recipe, wrong = _validate(resolved, unresolved, {"explicit": explicit, "others": others})
     nobody = Layer(fallback, {})
     for problem in _without_echoes([*unresolved, *wrong], merged):
         finding = _finding(origin(problem.key, layers) or nobody, problem, layers)
@@ -99,7 +100,7 @@ def _replaced_section(layer: Layer, key: str, layers: Sequence[Layer]) -> str:
 
 
 def _validate(
-    resolved: dict[str, Any], unresolved: Sequence[Problem], explicit: set[str]
+    resolved: dict[str, Any], unresolved: Sequence[Problem], context: dict[str, Any]
 ) -> tuple[Recipe, list[Problem]]:
     """The recipe, and what pydantic says. A wrong value gives way to the default, so that the checks of whole sections run."""
     tree = resolved
@@ -109,7 +110,7 @@ def _validate(
         tree = with_value(tree, key, lookup(_PLAIN_DEFAULTS, key))
     while True:
         try:
-            return Recipe.model_validate(tree, context={"explicit": explicit}), problems
+            return Recipe.model_validate(tree, context=context), problems
         except ValidationError as error:
             found = [problem for problem in value_problems(error) if problem.key not in skip]
         problems += found

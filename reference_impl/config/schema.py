@@ -5,6 +5,7 @@ recipes), so that a recipe written for NeMo RL loads here unchanged; keys that o
 strict: megatron-core takes `"256"` and runs with it, here it is an error before any memory is allocated.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
@@ -213,8 +214,6 @@ class MegatronConfig(Section):
 class PolicyConfig(Section):
     """The model that is trained and generates, and the section that says how it generates."""
 
-    keys_of_others = frozenset({"train_micro_batch_size"})
-
     model_name: str = Field(
         "smollm2", description="Which model is built, by the name that the model registry gives it."
     )
@@ -229,6 +228,9 @@ class PolicyConfig(Section):
     )
     train_global_batch_size: int | None = Field(
         None, gt=0, description="Rollouts that one gradient step is made of; null takes all of a training step."
+    )
+    train_micro_batch_size: int = Field(
+        4, gt=0, description="Rollouts whose activations and logits are held at a time; gradients do not depend on it."
     )
     max_grad_norm: Annotated[float, Field(gt=0)] | None = Field(
         1.0, description="Norm that the gradient of all weights together is clipped to; null clips nothing."
@@ -249,6 +251,7 @@ class Recipe(Section):
     checkpointing: Annotated[CheckpointingConfig, NULL_IS_EMPTY] = Field(description="When a run can be gone on with.")
 
     _explicit: frozenset[str] = PrivateAttr(default=frozenset())
+    _others: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     @property
     def explicit(self) -> frozenset[str]:
@@ -259,9 +262,15 @@ class Recipe(Section):
         """
         return self._explicit
 
+    @property
+    def others(self) -> Mapping[str, Any]:
+        """What the recipe holds for other readers: dotted keys that this project does not read, with their values."""
+        return self._others
+
     def model_post_init(self, context: Any) -> None:
-        """Keep `explicit` from the validation context: it is about the recipe, not a key of it."""
+        """Keep `explicit` and `others` from the validation context: they are about the recipe, not keys of it."""
         self._explicit = frozenset((context or {}).get("explicit", ()))
+        self._others = dict((context or {}).get("others", {}))
 
     @model_validator(mode="before")
     @classmethod

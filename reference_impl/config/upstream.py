@@ -96,6 +96,7 @@ UPSTREAM_KEYS: dict[str, UpstreamKey] = {
     "policy.precision": _parallel("params_dtype", "", "NeMo RL 0.1", "auto is float32."),
     "policy.device": UpstreamKey(on_cpu="cuda is refused where there is no CUDA device."),
     "policy.train_global_batch_size": UpstreamKey(unit="rollouts", since="NeMo RL 0.1"),
+    "policy.train_micro_batch_size": UpstreamKey(unit="rollouts", since="NeMo RL 0.1"),
     "policy.max_grad_norm": UpstreamKey(since="NeMo RL 0.2"),
     "policy.megatron_cfg.tensor_model_parallel_size": _parallel("tensor_model_parallel_size", "ranks", "NeMo RL 0.3"),
     "policy.megatron_cfg.pipeline_model_parallel_size": _parallel(

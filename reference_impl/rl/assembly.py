@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from reference_impl.config.checking import show
 from reference_impl.config.errors import ConfigError
 from reference_impl.config.schema import Recipe
 from reference_impl.config.training import LossConfig
@@ -33,6 +34,30 @@ from reference_impl.rl.worker import Worker
 
 SMALL_HIDDEN = 256
 """Models no wider than this compute faster on one thread: what threads say to each other takes longer than the work."""
+
+OTHER_CHOICES: dict[str, Any] = {
+    "grpo.adv_estimator.name": "grpo",
+    "grpo.advantage_clip_high": None,
+    "grpo.advantage_clip_low": None,
+    "grpo.overlong_filtering": False,
+    "grpo.reward_scaling.enabled": False,
+    "grpo.reward_shaping.enabled": False,
+    "grpo.use_dynamic_sampling": False,
+    "loss_fn.disable_ppo_ratio": False,
+    "loss_fn.force_on_policy_ratio": False,
+    "loss_fn.positive_example_nll_weight": 0.0,
+    "loss_fn.ratio_clip_c": None,
+    "loss_fn.reference_policy_kl_type": "k3",
+    "loss_fn.sequence_level_importance_ratios": False,
+    "loss_fn.token_level_loss": True,
+    "loss_fn.use_cispo": False,
+    "loss_fn.use_kl_in_reward": False,
+    "loss_fn.use_on_policy_kl_approximation": False,
+}
+"""Keys of NeMo RL that would change what a policy learns, and the value that says what the loop here does.
+
+The loop does not read them. A recipe that asks for anything else would train otherwise than it says, and is refused.
+"""
 
 
 @dataclass(frozen=True)
@@ -76,6 +101,11 @@ def check(recipe: Recipe) -> None:
             "write true, or grpo.async_grpo.enabled: true"
         )
     wrong += filter(None, [_message(lambda: loss_settings(recipe.loss_fn))])
+    wrong += [
+        f"{key}: {show(recipe.others[key])}, which genref train does not do; write {show(ours)}, or remove the key"
+        for key, ours in OTHER_CHOICES.items()
+        if recipe.others.get(key, ours) != ours
+    ]
     if wrong:
         raise ConfigError("\n".join(wrong))
 
@@ -127,6 +157,7 @@ def plan_of(recipe: Recipe) -> Plan:
         normalize=grpo.normalize_rewards,
         leave_one_out=grpo.use_leave_one_out_baseline,
         minibatch=recipe.policy.train_global_batch_size,
+        microbatch=recipe.policy.train_micro_batch_size,
         loss=loss_settings(recipe.loss_fn),
     )
 

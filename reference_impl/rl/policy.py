@@ -4,7 +4,7 @@ The model is the `GPTModel` whose parameters the engine reads. Training changes 
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,9 +14,6 @@ from torch import Tensor
 
 from reference_impl.generation.distribution import Rule, processed_log_probs
 from reference_impl.rl.loss import LossSettings, Tokens, grpo_loss
-
-ROWS = 32
-"""Rollouts whose activations are held at a time."""
 
 
 @dataclass(frozen=True)
@@ -96,22 +93,27 @@ def train_step(
     *,
     max_norm: float | None = 1.0,
     minibatch: int | None = None,
+    microbatch: int = 32,
     reference: Mapping[str, Tensor] | None = None,
 ) -> dict[str, float]:
     """One pass over a batch: the loss over its tokens, clipped gradients, the optimizer. Returns what to plot.
 
-    The optimizer takes a step for every `minibatch` rollouts, in their order, or one for all. Rollouts go through the model in
-    parts of {py:data}`ROWS`, whose gradients add up to those of the whole. A step whose gradient is not finite changes
-    nothing, and `skipped` counts it. `reference` are the weights of the policy that `settings.kl_weight` holds this one to.
+    The optimizer takes a step for every `minibatch` rollouts, in their order, or one for all. `microbatch` of them go through
+    the model at a time, whose gradients add up to those of the whole. A step whose gradient is not finite changes nothing,
+    and `skipped` counts it. `reference` are the weights of the policy that `settings.kl_weight` holds this one to.
     """
     device = next(iter(model.parameters())).device
     batch = Batch(**{name: tensor.to(device) for name, tensor in vars(batch).items()})
     count, size = len(batch.ids), minibatch or len(batch.ids)
+    everything = _parts(count, microbatch)
     with training(model):
         with torch.no_grad():
-            held = _by_parts(count, lambda part: _under(model, reference, batch.ids[part], rule)) if reference else None
+            held = previous = None
+            if reference:
+                held = torch.cat([_under(model, reference, batch.ids[part], rule) for part in everything])
             # Of the first gradient step the policy before it is the policy in it, and its forward pass serves for both.
-            previous = None if size >= count else _by_parts(count, lambda part: log_probs(model, batch.ids[part], rule))
+            if size < count:
+                previous = torch.cat([log_probs(model, batch.ids[part], rule) for part in everything])
         tokens = Tokens(
             batch.generation if previous is None else previous,
             batch.generation,
@@ -122,9 +124,17 @@ def train_step(
         )
         taken = [
             _gradient_step(
-                model, optimizer, batch.ids[some], tokens.rows(some), settings, rule, max_norm, previous is not None
+                model,
+                optimizer,
+                batch.ids[some],
+                tokens.rows(some),
+                settings,
+                rule,
+                max_norm,
+                microbatch,
+                previous is not None,
             )
-            for some in (slice(at, at + size) for at in range(0, count, size))
+            for some in _parts(count, size)
         ]
     metrics = {name: sum(each[name] for each in taken) / len(taken) for name in taken[0]}
     return metrics | {name: sum(each[name] for each in taken) for name in ("tokens", "tokens_left_out", "skipped")}
@@ -138,11 +148,12 @@ def _gradient_step(
     settings: LossSettings,
     rule: Rule,
     max_norm: float | None,
+    microbatch: int,
     has_previous: bool,
 ) -> dict[str, float]:
     optimizer.zero_grad(set_to_none=True)
     total, previous, found = 0.0, [], []
-    for part in _parts(len(ids)):
+    for part in _parts(len(ids), microbatch):
         current = log_probs(model, ids[part], rule)
         some = tokens.rows(part)
         if not has_previous:
@@ -172,12 +183,8 @@ def _under(model: Any, weights: Mapping[str, Tensor] | None, ids: Tensor, rule: 
     return _of_tokens(logits, ids, rule)
 
 
-def _parts(count: int) -> list[slice]:
-    return [slice(at, at + ROWS) for at in range(0, count, ROWS)]
-
-
-def _by_parts(count: int, compute: Callable[[slice], Tensor]) -> Tensor:
-    return torch.cat([compute(part) for part in _parts(count)])
+def _parts(count: int, size: int) -> list[slice]:
+    return [slice(at, at + size) for at in range(0, count, size)]
 
 
 def show(model: Any, optimizer: torch.optim.Optimizer, rows: list[tuple[list[int], list[int]]]) -> float:

@@ -37,6 +37,9 @@ class Plan:
 
     `minibatch`
     : Rollouts that one gradient step is made of; `None` makes one of all.
+
+    `microbatch`
+    : Rollouts that are in memory at a time.
     """
 
     prompts: int
@@ -46,6 +49,7 @@ class Plan:
     normalize: bool = True
     leave_one_out: bool = False
     minibatch: int | None = None
+    microbatch: int = 32
     loss: LossSettings = field(default_factory=LossSettings)
 
 
@@ -83,6 +87,7 @@ class Learner:
                 self.rule,
                 max_norm=self.max_norm,
                 minibatch=self.plan.minibatch,
+                microbatch=self.plan.microbatch,
                 reference=self.reference,
             )
         return StepDone(step, list(rollouts), consumption, metrics, list(dropped))

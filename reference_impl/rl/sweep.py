@@ -6,7 +6,7 @@ A process of its own, because Megatron keeps state for the whole process, and be
 import itertools
 import json
 import multiprocessing
-import resource
+import re
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +14,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import psutil
 import yaml
 
 from reference_impl.config.errors import ConfigError
@@ -34,25 +35,30 @@ class Outcome:
     `settings`
     : What was changed, as overrides spell it.
 
-    `steps`
-    : The metrics of each of its steps.
+    `curves`
+    : Each metric over all steps, `None` where a step does not have it.
 
     `ended`
     : When each of them ended, in seconds.
 
     `peak_gib`
-    : Most memory that its process held, and a generation process of it, if it had one.
+    : Most memory that its process held, and every process that it started, each at its own peak. What two share counts twice.
     """
 
     name: str
     settings: dict[str, str]
-    steps: list[dict[str, float]]
+    curves: dict[str, list[float | None]]
     ended: list[float]
     peak_gib: float
 
+    @property
+    def steps(self) -> int:
+        """How many training steps it made."""
+        return len(self.ended)
+
     def curve(self, metric: str) -> list[float | None]:
-        """A metric over all steps, `None` where a step does not have it."""
-        return [step.get(metric) for step in self.steps]
+        """A metric over all steps; all `None` if no step has it."""
+        return self.curves.get(metric, [None] * self.steps)
 
     def late(self, metric: str) -> float:
         """The mean of a metric over the last steps."""
@@ -66,12 +72,8 @@ class Outcome:
 
     def seconds(self, part: str = "") -> float:
         """Seconds of all steps but the first, in which engines are built; of one `part`, or of all."""
-        return sum(
-            value
-            for step in self.steps[1:]
-            for name, value in step.items()
-            if name.endswith("_seconds") and name.startswith(part)
-        )
+        parts = [name for name in self.curves if name.endswith("_seconds") and name.startswith(part)]
+        return sum(value for name in parts for value in self.curves[name][1:] if value is not None)
 
 
 def grid(arguments: Sequence[str]) -> list[dict[str, str]]:
@@ -115,21 +117,37 @@ def sweep(made: Sequence[Recipe], settings: Sequence[dict[str, str]], folder: Pa
 
 
 def write(outcomes: Sequence[Outcome], path: Path) -> None:
-    """All outcomes as JSON."""
-    path.write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=1) + "\n", "utf-8")
+    """A line of JSON for each outcome."""
+    path.write_text("".join(json.dumps(asdict(outcome)) + "\n" for outcome in outcomes), "utf-8")
 
 
 def read(path: Path) -> list[Outcome]:
     """What {py:func}`write` wrote."""
-    return [Outcome(**each) for each in json.loads(path.read_text("utf-8"))]
+    return [Outcome(**json.loads(line)) for line in path.read_text("utf-8").splitlines()]
 
 
-def _run(recipe: Recipe, folder: Path) -> tuple[list[dict[str, float]], list[float], float]:
+def _run(recipe: Recipe, folder: Path) -> tuple[dict[str, list[float | None]], list[float], float]:
     from reference_impl.rl.run import train
 
-    steps, ended = [], []
+    steps, ended, peak = [], [], 0.0
     for done in train(recipe, folder):
         steps.append(dict(done.metrics))
         ended.append(time.perf_counter())
-    kib = sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return steps, ended, kib / 2**20
+        peak = max(peak, _peak_gib())
+    names = dict.fromkeys(name for step in steps for name in step)
+    return {name: [step.get(name) for step in steps] for name in names}, ended, max(peak, _peak_gib())
+
+
+def _peak_gib() -> float:
+    me = psutil.Process()
+    return sum(map(_high_water, [me, *me.children(recursive=True)]))
+
+
+def _high_water(process: psutil.Process) -> float:
+    """In GiB. `ru_maxrss` of a child would count what its parent held when it forked; this is the process's own."""
+    try:
+        status = Path(f"/proc/{process.pid}/status").read_text()
+    except OSError:  # no /proc, or it has just ended
+        return process.memory_info().rss / 2**30 if process.is_running() else 0.0
+    match = re.search(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE)
+    return int(match[1]) / 2**20 if match else 0.0  # a zombie has none

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from reference_impl.rl.sweep import read as read_sweep
 from reference_impl.staleness.runs import read_run
 
 ROOT = Path(__file__).parents[2]
@@ -97,6 +98,10 @@ def test_steps_in_which_all_fail_are_said(genref):
         ),
         ([SYNC, "grpo.max_num_step=3"], "override 'grpo.max_num_step=3': no key grpo.max_num_step; did you mean"),
         ([SYNC, "env.name=sort-leters"], "no environment 'sort-leters'; did you mean sort-letters?"),
+        (
+            [SYNC, "+loss_fn.token_level_loss=false"],
+            "loss_fn.token_level_loss: false, which genref train does not do; write true, or remove the key",
+        ),
         (["."], ".: no run to go on with, it has no recipe.yaml"),
         ([SYNC, *QUICK, "grpo.max_num_steps=1", "--sinks", "tensorbord"], "--sinks: sink: expected one of tensorboard"),
     ],
@@ -131,11 +136,11 @@ def test_a_sweep_is_a_table_a_page_and_a_file(tmp_path):
     run = process("sweep", SYNC, *QUICK, "grpo.max_num_steps=2", "grpo.seed=1,2", "--run-folder", "sweep", cwd=tmp_path)
     assert (run.returncode, run.stderr) == (0, "")
     assert [line.split()[:2] for line in run.stdout.splitlines()[1:3]] == [["seed", "1"], ["seed", "2"]]
-    found = json.loads((tmp_path / "sweep" / "sweep.json").read_text())
-    assert [each["settings"]["grpo.seed"] for each in found] == ["1", "2"]
+    found = read_sweep(tmp_path / "sweep" / "sweep.jsonl")
+    assert [each.settings["grpo.seed"] for each in found] == ["1", "2"]
     metrics = [json.loads(line) for line in (tmp_path / "sweep" / "1" / "metrics.jsonl").read_text().splitlines()]
-    assert [step["reward"] for step in found[1]["steps"]] == [step["reward"] for step in metrics]
-    assert found[0]["steps"][0]["reward"] != found[1]["steps"][0]["reward"]
+    assert found[1].curve("reward") == [step["reward"] for step in metrics]
+    assert found[0].curve("reward") != found[1].curve("reward")
     assert (tmp_path / "sweep" / "sweep.html").read_text().count('class="plot"') == 2
 
 

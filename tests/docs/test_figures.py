@@ -4,6 +4,8 @@ import importlib.util
 import json
 from pathlib import Path
 
+from reference_impl.rl.sweep import grid
+
 FIGURES = Path(__file__).parents[2] / "docs" / "figures"
 
 
@@ -21,10 +23,32 @@ def test_the_staleness_timeline_is_what_the_engine_does():
     assert events == recorded
     for theme in timeline.THEMES:
         assert timeline.draw(recorded, theme) == (FIGURES / f"timeline-{theme}.svg").read_text("utf-8"), (
-            "run: python docs/figures/timeline.py"
+            "run: make figures"
         )
 
 
-def test_the_curves_of_a_lag_are_drawn_from_their_sweep():
-    lag = script("lag")
-    assert lag.draw(lag.read(lag.DATA)) == (FIGURES / "lag.svg").read_text("utf-8"), "run: python docs/figures/lag.py"
+def test_the_curves_are_drawn_from_their_recorded_runs():
+    curves = script("curves")
+    for name, figure in curves.FIGURES.items():
+        for theme in curves.THEMES:
+            drawn = (FIGURES / f"{name}-{theme}.svg").read_text("utf-8")
+            assert curves.draw(figure, theme) == drawn, f"{name}: run make figures"
+
+
+def test_every_recorded_run_is_of_the_command_that_stands_beside_its_figure():
+    curves, sweeps = script("curves"), script("sweeps")
+    pages = {path: path.read_text("utf-8") for path in FIGURES.parent.rglob("*.md")}
+    shown = {name: [text for text in pages.values() if f"figures/{name}-light.svg" in text] for name in curves.FIGURES}
+    for name, figure in curves.FIGURES.items():
+        assert shown[name], f"no page shows {name}"
+        for sweep in figure.sweeps:
+            command = f"{{command}}`genref sweep {sweeps.SWEEPS[sweep]}`"
+            assert all(command in text for text in shown[name]), command
+    for name, arguments in sweeps.SWEEPS.items():
+        _, *settings = arguments.split()
+        assert [run.settings for run in sweeps.read(sweeps.path_of(name))] == grid(settings), name
+
+
+def test_a_mean_is_of_the_runs_that_have_the_point():
+    curves = script("curves")
+    assert curves.mean_of([[1.0, None, None], [3.0, 4.0, None]]) == [2.0, 4.0, None]

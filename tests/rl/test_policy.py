@@ -94,15 +94,15 @@ def test_a_step_does_what_the_loss_written_out_does(model, oracle):
     assert not model.training
 
 
-def test_parts_add_up_to_the_whole(monkeypatch):
+def test_parts_add_up_to_the_whole():
     """7 rollouts at once, and in parts of 3, 3 and 1: the same loss and the same weights."""
     found = []
     for rows in (32, 3):
-        monkeypatch.setattr(policy_module, "ROWS", rows)
         with cpu_platform():
             model = build_gpt_model(tiny.SHAPE, tiny.random_weights())
             optimizer = torch.optim.SGD(model.parameters(), 0.1)
-            metrics = train_step(model, optimizer, a_batch(7), LossSettings(correction="tis"), (1.0, 0, 0.0))
+            settings = LossSettings(correction="tis")
+            metrics = train_step(model, optimizer, a_batch(7), settings, (1.0, 0, 0.0), microbatch=rows)
         found.append((metrics, [parameter.detach() for parameter in model.parameters()]))
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-4, abs=1e-6)
     for one, other in zip(found[0][1], found[1][1], strict=True):
