@@ -62,7 +62,7 @@ fuzz: .venv/.ready  ## hold the stamps to their oracle on 10,000 schedules, the 
 	@GENREF_FUZZ=5000 $(bin)/python -m pytest --timeout 0 tests/generation/reference/test_reference_machine.py
 
 docs: .venv/.ready  ## build the site; a warning is an error
-	@$(bin)/sphinx-build -W -n --keep-going -q -c . docs docs/_build/html
+	@$(bin)/sphinx-build -W -n --keep-going -q -c . -d docs/_build/doctrees docs docs/_build/html
 	@echo docs/_build/html/index.html
 
 figures: .venv/.ready  ## draw the pictures of the pages anew, from their scripts and the recorded runs

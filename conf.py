@@ -3,6 +3,7 @@
 Warnings are errors and every reference must lead somewhere. What is excused is listed here, each with its reason.
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -25,19 +26,25 @@ extensions = [
     "sphinx_copybutton",
     "reference_impl.doctesting.sphinx_roles",
     # Ours, in docs/_ext.
+    "acronyms",
     "api_renderer",
     "bound_values",
     "command_tables",
+    "explained_in",
     "external_names",
+    "findable",
     "key_tables",
     "mathml",
     "metric_tables",
     "own_source_only",
+    "page_rules",
+    "site_files",
+    "source_pages",
     "timeline",
     "upstream_tables",
 ]
 # Paths here are relative to docs/; those in html_static_path and the like are relative to this file.
-exclude_patterns = ["_build", "_ext", "_static"]
+exclude_patterns = ["_build", "_ext", "_static", "_templates"]
 nitpicky = True
 # Excused: nothing.
 suppress_warnings: list[str] = []
@@ -68,9 +75,13 @@ copybutton_prompt_is_regexp = True
 copybutton_line_continuation_character = "\\"
 copybutton_selector = "div.highlight:not(.highlight-text *) pre"
 
+# Where the site is published, for addresses that have to be whole: the sitemap, and cards of links to it.
+html_baseurl = os.environ.get("SITE_URL", "")
+
 html_theme = "furo"
 html_title = f"{project} {version}"
 html_static_path = ["docs/_static"]
+templates_path = ["docs/_templates"]
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sphinx = False

@@ -58,7 +58,7 @@ def examine(layers: Sequence[Layer], fallback: str) -> Examination:
     unresolved: list[Problem] = []
     resolved = resolve(merged, Recipe, unresolved)
     explicit = _explicit(layers, merged)
-    others = {key: value for key, value in leaves(resolved) if lookup(DEFAULTS, key) is MISSING}
+    others = {key: value for key, value in leaves(merged) if lookup(DEFAULTS, key) is MISSING}
     recipe, wrong = _validate(resolved, unresolved, {"explicit": explicit, "others": others})
     nobody = Layer(fallback, {})
     for problem in _without_echoes([*unresolved, *wrong], merged):

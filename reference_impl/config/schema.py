@@ -264,7 +264,7 @@ class Recipe(Section):
 
     @property
     def others(self) -> Mapping[str, Any]:
-        """What the recipe holds for other readers: dotted keys that this project does not read, with their values."""
+        """What the recipe holds for other readers: dotted keys that this project does not read, with values as written."""
         return self._others
 
     def model_post_init(self, context: Any) -> None:

@@ -23,6 +23,8 @@ NULL_IS_EMPTY = BeforeValidator(_nothing_if_null)
 
 
 class Section(BaseModel):
+    """A section of a recipe: the fields are its keys."""
+
     # Other keys of a section belong to trainers and other backends; the loader looks for misspelt ones among them.
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore", allow_inf_nan=False)
 

@@ -214,6 +214,7 @@ class RunWriter:
         self._file.flush()
 
     def close(self) -> None:
+        """Close the file; what was written is on disk already."""
         self._file.close()
 
     def __enter__(self) -> Self:

@@ -167,16 +167,23 @@ def test_an_environment_that_hangs_is_given_up(tmp_path):
 
 
 STEPS = 60
-TRAINER = f"""
-import sys
+TRAINERS = f"""
+import os, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 if __name__ == "__main__":
+    import megatron.core.inference.engines.dynamic_engine, megatron.core.models.gpt
     from test_run import a_recipe
     from reference_impl.rl.run import train
-    for done in train(a_recipe(sys.argv[2], "grpo.max_num_steps={STEPS}"), Path(sys.argv[3])):
-        print(done.step, flush=True)
+    for line in sys.stdin:
+        if not (child := os.fork()):
+            print("begun", os.getpid(), flush=True)
+            for done in train(a_recipe(sys.argv[2], "grpo.max_num_steps={STEPS}"), Path(sys.argv[3])):
+                print(done.step, flush=True)
+            os._exit(0)
+        print("ended", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
+"""Imports what takes seconds once, and forks a trainer for each line that it is told."""
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
@@ -185,20 +192,28 @@ def test_killed_at_any_moment_it_goes_on(tmp_path, kind):
 
     One while it starts, four while it trains.
     """
-    script = tmp_path / "trainer.py"
-    script.write_text(TRAINER)
+    script = tmp_path / "trainers.py"
+    script.write_text(TRAINERS)
     folder, here, draw = tmp_path / "run", Path(__file__).parent, random.Random()
+    command = [sys.executable, script, here, kind, folder]
     env = {**os.environ, "PYTHONPATH": f"{here}:{here.parent}"}
-    for moment in (0.3, 0.02, 0.15, -1.0, 0.1, None):
-        command = [sys.executable, script, here, kind, folder]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
-        if moment is not None:
-            if moment > 0:
-                process.stdout.readline()
-            time.sleep(draw.uniform(0, abs(moment)))
-            process.send_signal(signal.SIGKILL)
-        _, error = process.communicate()
-        assert process.returncode == (0 if moment is None else -signal.SIGKILL), error
+    with (tmp_path / "said").open("w+") as said:
+        trainers = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, text=True, env=env
+        )
+        for moment in (0.3, 0.02, 0.15, -1.0, 0.1, None):
+            trainers.stdin.write("another\n")
+            trainers.stdin.flush()
+            process = int(trainers.stdout.readline().removeprefix("begun "))
+            if moment is not None:
+                if moment > 0:
+                    trainers.stdout.readline()
+                time.sleep(draw.uniform(0, abs(moment)))
+                os.kill(process, signal.SIGKILL)
+            ended = next(line for line in trainers.stdout if line.startswith("ended"))
+            said.seek(0)
+            assert ended == f"ended {0 if moment is None else -signal.SIGKILL}\n", said.read()
+        trainers.communicate()
     run, known = hold_accounts(folder)
     assert [step.step for step in run.steps] == list(range(STEPS))
     prompts = [sequence.prompt for sequence in run.sequences]

@@ -1,0 +1,105 @@
+"""What every page keeps to, as warnings by name: headings that can be linked to, a way on at the end, pictures that are shown and
+described, and public names that say what they are.
+"""
+
+import ast
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
+from sphinx.util import logging
+
+LOG = logging.getLogger(__name__)
+PICTURES = frozenset({".svg", ".png", ".jpg", ".gif", ".webp"})
+NO_WAY_ON = ("reference/", "changelog", "contributing", "404")
+"""Pages that are looked things up in, and so lead nowhere."""
+
+
+def check_page(app: Sphinx, tree: nodes.document) -> None:
+    """Warn of what is wrong with one page."""
+    page = app.env.docname
+    for problem, node in page_problems(page, tree):
+        LOG.warning(problem, type="page", subtype="rules", location=node)
+
+
+def page_problems(page: str, tree: nodes.document) -> Iterator[tuple[str, nodes.Node]]:
+    """Each problem of a page, and where it is."""
+    titles = [title for title in tree.findall(nodes.title) if isinstance(title.parent, nodes.section)]
+    counts = Counter(title.astext() for title in titles)
+    seen: set[str] = set()
+    for title in titles:
+        if counts[title.astext()] > 1 and title.astext() in seen:
+            yield f"heading {title.astext()!r} is used twice on this page", title
+        seen.add(title.astext())
+    for image in tree.findall(nodes.image):
+        if not image.get("alt", "").strip():
+            yield f"picture {image['uri']} has no :alt:", image
+    last = last_block(tree)
+    if not page.startswith(NO_WAY_ON) and last is not None and not leads_on(last):
+        yield "the page ends without a link to where to go next", last
+
+
+def last_block(tree: nodes.document) -> nodes.Node | None:
+    """The last thing of a page that a reader sees."""
+    blocks = [
+        node
+        for node in tree.findall(lambda node: isinstance(node, nodes.Body | nodes.TextElement))
+        if isinstance(node, nodes.paragraph | nodes.literal_block | nodes.image | nodes.table)
+    ]
+    return blocks[-1] if blocks else None
+
+
+def leads_on(block: nodes.Node) -> bool:
+    """Whether it has a link to another page."""
+    return any(
+        node.get("reftype") in ("myst", "doc") or node.get("refdomain") in ("doc", "std")
+        for node in block.findall(
+            lambda node: node.tagname == "pending_xref" if isinstance(node, nodes.Element) else False
+        )
+    )
+
+
+def check_site(app: Sphinx, env: BuildEnvironment) -> None:
+    """Warn of pictures that no page shows, and of documented names without words."""
+    shown = {Path(env.srcdir, image).resolve() for image in env.images}
+    for picture in sorted(Path(env.srcdir, "figures").iterdir()):
+        if picture.suffix in PICTURES and picture.resolve() not in shown:
+            LOG.warning("figures/%s is shown on no page", picture.name, type="page", subtype="rules")
+    from vocabulary import documented_objects
+
+    placed = {full for full in documented_objects().values() if full.startswith("reference_impl.")}
+    for name in sorted(undocumented(Path(env.srcdir).parent, placed)):
+        LOG.warning("%s is public and has no docstring", name, type="page", subtype="rules")
+
+
+def undocumented(root: Path, placed: set[str]) -> Iterator[str]:
+    """The placed functions and classes that lack a docstring, and such methods of these classes."""
+    for file in (root / "reference_impl").rglob("*.py"):
+        module = ".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+        for node in ast.parse(file.read_text("utf-8")).body:
+            if (
+                isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+                and f"{module}.{node.name}" in placed
+            ):
+                yield from _wordless(node, module)
+
+
+def _wordless(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, owner: str) -> Iterator[str]:
+    name = f"{owner}.{node.name}"
+    overload = any(ast.unparse(decorator).endswith(("overload", "setter")) for decorator in node.decorator_list)
+    if not ast.get_docstring(node) and not overload:
+        yield name
+    if isinstance(node, ast.ClassDef):
+        for each in node.body:
+            if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) and not each.name.startswith("_"):
+                yield from _wordless(each, name)
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    app.connect("doctree-read", check_page)
+    app.connect("env-check-consistency", check_site)
+    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
