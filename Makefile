@@ -2,7 +2,7 @@
 # `make` alone lists the targets.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test fuzz docs figures mutate-docs upstream-tests check format lock clean
+.PHONY: help setup demo test fuzz docs docs-serve figures mutate-docs upstream-tests check format lock clean
 
 # Nothing here may fetch a model: what the project needs is installed by set-up.
 export HF_HUB_OFFLINE := 1
@@ -61,6 +61,14 @@ fuzz: .venv/.ready  ## hold the stamps to their oracle on 10,000 schedules, the 
 	@GENREF_FUZZ=10000 $(bin)/python -m pytest --timeout 0 tests/oracle/test_against_oracle.py $(ARGS)
 	@GENREF_FUZZ=5000 $(bin)/python -m pytest --timeout 0 tests/generation/reference/test_reference_machine.py
 
+# Not tests: what they misspell is what they test.
+words := README.md CHANGELOG.md CONTRIBUTING.md docs/*.md docs/*/*.md docs/*/*/*.md docs/_ext docs/_static docs/figures \
+	reference_impl examples conf.py conftest.py Makefile
+
+docs-serve: .venv/.ready  ## serve the site on http://127.0.0.1:8000, and build it again whenever a page is saved
+	@$(bin)/sphinx-autobuild -q -c . -d docs/_build/doctrees --watch reference_impl --watch conf.py --ignore '*/_build/*' \
+		$(ARGS) docs docs/_build/html
+
 docs: .venv/.ready  ## build the site; a warning is an error
 	@$(bin)/sphinx-build -W -n --keep-going -q -c . -d docs/_build/doctrees docs docs/_build/html
 	@echo docs/_build/html/index.html
@@ -78,10 +86,11 @@ upstream-tests: .venv/.ready  ## run Megatron-LM's inference tests on the CPU pl
 		'$(or $(UPSTREAM),$(error name a checkout of Megatron-LM: make upstream-tests UPSTREAM=DIR))' $(ARGS) \
 		$(if $(WRITE),--write docs/design/cpu-platform.md)
 
-check: .venv/.ready  ## lint, formatting and types
+check: .venv/.ready  ## lint, formatting, types and spelling
 	@$(bin)/ruff check
 	@$(bin)/ruff format --check
 	@$(bin)/mypy
+	@$(bin)/codespell $(words)
 
 format: .venv/.ready  ## format the code and fix what the linter can fix by itself
 	@$(bin)/ruff check --fix-only --quiet

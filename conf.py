@@ -26,6 +26,7 @@ extensions = [
     "sphinx_copybutton",
     "reference_impl.doctesting.sphinx_roles",
     # Ours, in docs/_ext.
+    "accessible",
     "acronyms",
     "api_renderer",
     "bound_values",
@@ -83,7 +84,10 @@ html_title = f"{project} {version}"
 html_static_path = ["docs/_static"]
 templates_path = ["docs/_templates"]
 html_css_files = ["site.css"]
+html_js_files = ["site.js"]
 html_copy_source = False
+# The search box and the pages of the API find a name sooner.
+html_use_index = False
 html_show_sphinx = False
-pygments_style = "friendly"
+pygments_style = "default"
 pygments_dark_style = "monokai"

@@ -5,6 +5,7 @@ Guides and design pages link to the API; this turns these links around.
 
 from typing import Any
 
+from api_names import names_of, names_of_entries
 from docutils import nodes
 from sphinx import addnodes
 from sphinx.application import Sphinx
@@ -50,10 +51,10 @@ def show(app: Sphinx, tree: nodes.document, page: str) -> None:
     """Put the line under the signature of each entry that a page links to."""
     if not page.startswith(API):
         return
-    env = app.env
+    env, entries = app.env, names_of_entries(app.env, page)
     for entry in tree.findall(addnodes.desc):
         signature = entry.next_node(addnodes.desc_signature)
-        names = set(signature.get("ids", ())) if signature else set()
+        names = names_of(signature, entries) if signature else set()
         pages = [other for other, found in sorted(links(env).items()) if names & found]
         if not pages:
             continue

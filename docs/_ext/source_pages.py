@@ -7,6 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from api_names import names_of, names_of_entries
 from docutils import nodes
 from sphinx import addnodes
 from sphinx.application import Sphinx
@@ -57,8 +58,10 @@ def link(app: Sphinx, tree: nodes.document, page: str) -> None:
     """Put a link to its source on each signature."""
     if app.builder.format != "html":
         return
+    entries = names_of_entries(app.env, page)
     for signature in tree.findall(addnodes.desc_signature):
-        found = next(filter(None, (find(Path(app.confdir), name) for name in signature.get("ids", ()))), None)
+        names = sorted(names_of(signature, entries))
+        found = next(filter(None, (find(Path(app.confdir), name) for name in names)), None)
         if found:
             file, line = found
             address = (
@@ -74,6 +77,7 @@ PAGE = """<!doctype html>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width,initial-scale=1">
 <title>{name}</title>
+<link rel="icon" href="data:,">
 <link rel="stylesheet" href="{up}_static/source.css">
 </head>
 <body>

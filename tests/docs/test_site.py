@@ -1,19 +1,16 @@
 """The site, built once: nothing to warn about, nothing fetched to read it, nothing shown that is not checked."""
 
-import io
 import re
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 from docutils import nodes
-from sphinx.application import Sphinx
-from sphinx.util.docutils import docutils_namespace
+from support.built_site import Site
 
 from reference_impl.doctesting.case import Case, Checks
 from reference_impl.doctesting.evaluators import EVALUATORS
@@ -28,24 +25,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::sphinx.deprecation.RemovedInSph
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 CHECKS = Checks(root=ROOT, pages=DOCS, beside=[ROOT / "README.md", ROOT / "reference_impl"])
-
-
-@dataclass(frozen=True)
-class Site:
-    """A built site: Sphinx's own view of the pages, the folder of HTML, and what Sphinx had to say."""
-
-    app: Sphinx
-    html: Path
-    warnings: str
-
-
-@pytest.fixture(scope="session")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
-    folder, said = tmp_path_factory.mktemp("site"), io.StringIO()
-    with docutils_namespace():
-        app = Sphinx(DOCS, ROOT, folder / "html", folder / "doctrees", "html", status=None, warning=said, freshenv=True)
-        app.build(force_all=True)
-    return Site(app, folder / "html", said.getvalue())
 
 
 def cases() -> Iterator[Case]:
