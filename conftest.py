@@ -61,6 +61,8 @@ CHECKS = Checks(
     directives={
         "alias-table",
         "command-table",
+        "glossary",
+        "include",
         "key-table",
         "metrics-table",
         "removed-table",
