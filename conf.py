@@ -76,7 +76,7 @@ copybutton_prompt_is_regexp = True
 copybutton_line_continuation_character = "\\"
 copybutton_selector = "div.highlight:not(.highlight-text *) pre"
 
-# Where the site is published, for addresses that have to be whole: the sitemap, and cards of links to it.
+# Where the site is published, for addresses that have to be whole: the sitemap, descriptions of links, and the 404 page.
 html_baseurl = os.environ.get("SITE_URL", "")
 
 html_theme = "furo"

@@ -3,15 +3,16 @@ described, and public names that say what they are.
 """
 
 import ast
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 from docutils import nodes
+from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.util import logging
+from vocabulary import documented_objects, modules
 
 LOG = logging.getLogger(__name__)
 PICTURES = frozenset({".svg", ".png", ".jpg", ".gif", ".webp"})
@@ -28,11 +29,9 @@ def check_page(app: Sphinx, tree: nodes.document) -> None:
 
 def page_problems(page: str, tree: nodes.document) -> Iterator[tuple[str, nodes.Node]]:
     """Each problem of a page, and where it is."""
-    titles = [title for title in tree.findall(nodes.title) if isinstance(title.parent, nodes.section)]
-    counts = Counter(title.astext() for title in titles)
     seen: set[str] = set()
-    for title in titles:
-        if counts[title.astext()] > 1 and title.astext() in seen:
+    for title in tree.findall(nodes.title):
+        if title.astext() in seen:
             yield f"heading {title.astext()!r} is used twice on this page", title
         seen.add(title.astext())
     for image in tree.findall(nodes.image):
@@ -43,48 +42,33 @@ def page_problems(page: str, tree: nodes.document) -> Iterator[tuple[str, nodes.
         yield "the page ends without a link to where to go next", last
 
 
-def last_block(tree: nodes.document) -> nodes.Node | None:
+def last_block(tree: nodes.document) -> nodes.Element | None:
     """The last thing of a page that a reader sees."""
-    blocks = [
-        node
-        for node in tree.findall(lambda node: isinstance(node, nodes.Body | nodes.TextElement))
-        if isinstance(node, nodes.paragraph | nodes.literal_block | nodes.image | nodes.table)
-    ]
-    return blocks[-1] if blocks else None
+    kinds = (nodes.paragraph, nodes.literal_block, nodes.image, nodes.table)
+    return next(reversed([node for node in tree.findall(nodes.Element) if isinstance(node, kinds)]), None)
 
 
-def leads_on(block: nodes.Node) -> bool:
-    """Whether it has a link to another page."""
-    return any(
-        node.get("reftype") in ("myst", "doc") or node.get("refdomain") in ("doc", "std")
-        for node in block.findall(
-            lambda node: node.tagname == "pending_xref" if isinstance(node, nodes.Element) else False
-        )
-    )
+def leads_on(block: nodes.Element) -> bool:
+    """Whether it has a link to another page; one to a key, to the glossary or within the page is none."""
+    return any(node.get("refdomain") == "doc" for node in block.findall(addnodes.pending_xref))
 
 
 def check_site(app: Sphinx, env: BuildEnvironment) -> None:
     """Warn of pictures that no page shows, and of documented names without words."""
     shown = {Path(env.srcdir, image).resolve() for image in env.images}
-    for picture in sorted(Path(env.srcdir, "figures").iterdir()):
+    for picture in sorted(Path(env.srcdir, "figures").glob("*")):
         if picture.suffix in PICTURES and picture.resolve() not in shown:
             LOG.warning("figures/%s is shown on no page", picture.name, type="page", subtype="rules")
-    from vocabulary import documented_objects
-
-    placed = {full for full in documented_objects().values() if full.startswith("reference_impl.")}
-    for name in sorted(undocumented(Path(env.srcdir).parent, placed)):
+    for name in sorted(undocumented(set(documented_objects().values()))):
         LOG.warning("%s is public and has no docstring", name, type="page", subtype="rules")
 
 
-def undocumented(root: Path, placed: set[str]) -> Iterator[str]:
+def undocumented(placed: Collection[str]) -> Iterator[str]:
     """The placed functions and classes that lack a docstring, and such methods of these classes."""
-    for file in (root / "reference_impl").rglob("*.py"):
-        module = ".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
-        for node in ast.parse(file.read_text("utf-8")).body:
-            if (
-                isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-                and f"{module}.{node.name}" in placed
-            ):
+    for module, tree in modules():
+        for node in tree.body:
+            known = isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+            if known and f"{module}.{node.name}" in placed:
                 yield from _wordless(node, module)
 
 

@@ -87,7 +87,7 @@ def commit(folder: str) -> str:
 
 
 def add_to_page(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None) -> None:
-    """Give the page a description and a card for what shows links to it, and tell its 404 where the site begins."""
+    """Give the page a description for what shows links to it, and tell the 404 page where the site begins."""
     context["commit"] = commit(app.confdir)
     context["html_baseurl_root"] = app.config.html_baseurl.rstrip("/")
     context["has_markdown"] = doctree is not None and page not in NOT_LISTED
@@ -101,7 +101,7 @@ def add_to_page(app: Sphinx, page: str, template: str, context: dict[str, Any], 
         "og:type": "website",
     }
     if base := app.config.html_baseurl.rstrip("/"):
-        described |= {"og:url": f"{base}/{page}.html", "og:image": f"{base}/_static/card.png"}
+        described["og:url"] = f"{base}/{page}.html"
     for name, words in described.items():
         kind = "property" if ":" in name else "name"
         clean = escape(re.sub(r"<[^>]+>", "", words), {'"': "&quot;"})

@@ -102,7 +102,8 @@ def documented_methods() -> dict[str, str]:
     return {name: full for name, full in names if "_" in name}
 
 
-def _modules() -> Iterator[tuple[str, ast.Module]]:
+def modules() -> Iterator[tuple[str, ast.Module]]:
+    """The dotted name and the tree of each file of the package."""
     for file in sorted((ROOT / PACKAGE).rglob("*.py")):
         name = ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
         yield name, ast.parse(file.read_text("utf-8"))
@@ -114,7 +115,7 @@ def _public_methods() -> dict[str, list[str]]:
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     return {
         node.name: [each.name for each in node.body if isinstance(each, functions) and not each.name.startswith("_")]
-        for _, tree in _modules()
+        for _, tree in modules()
         for node in ast.walk(tree)
         if isinstance(node, ast.ClassDef)
     }
@@ -142,9 +143,9 @@ def _choices() -> Iterator[str]:
 @cache
 def package_words() -> frozenset[str]:
     """Names of modules, of the parameters and fields of public functions and classes, and the strings that they take."""
-    modules = list(_modules())
-    nodes = (node for _, tree in modules for node in ast.walk(tree))
-    return frozenset(name for name, _ in modules) | {word for node in nodes for word in _words_of(node)}
+    every = list(modules())
+    nodes = (node for _, tree in every for node in ast.walk(tree))
+    return frozenset(name for name, _ in every) | {word for node in nodes for word in _words_of(node)}
 
 
 def _words_of(node: ast.AST) -> Iterator[str]:
