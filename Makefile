@@ -2,7 +2,7 @@
 # `make` alone lists the targets.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test fuzz docs docs-serve figures mutate-docs upstream-tests check format lock clean
+.PHONY: help setup demo test fuzz docs docs-serve screenshots figures mutate-docs upstream-tests check format lock clean
 
 # Nothing here may fetch a model: what the project needs is installed by set-up.
 export HF_HUB_OFFLINE := 1
@@ -73,8 +73,11 @@ docs: .venv/.ready  ## build the site; a warning is an error
 	@$(bin)/sphinx-build -W -n --keep-going -q -c . -d docs/_build/doctrees docs docs/_build/html
 	@echo docs/_build/html/index.html
 
+screenshots: docs  ## take a picture of every page, light, dark and on a phone, on contact sheets (ARGS="name ...")
+	@$(bin)/python make/screenshots.py $(ARGS)
+
 figures: .venv/.ready  ## draw the pictures of the pages anew, from their scripts and the recorded runs
-	@for script in timeline curves plots; do $(bin)/python docs/figures/$$script.py || exit; done
+	@for script in sentence timeline curves plots; do $(bin)/python docs/figures/$$script.py || exit; done
 
 mutate-docs: .venv/.ready  ## change one thing at a time on the pages, list what no check sees (COUNT=300 SEED=0 PAGE= ALL=1)
 	@$(bin)/python -m reference_impl.doctesting.mutation --checks conftest:CHECKS --excuses docs/equivalent-mutants.toml \

@@ -78,6 +78,8 @@ copybutton_selector = "div.highlight:not(.highlight-text *) pre"
 
 # Where the site is published, for addresses that have to be whole: the sitemap, descriptions of links, and the 404 page.
 html_baseurl = os.environ.get("SITE_URL", "")
+# The picture beside a link to the site; `make figures` makes it.
+social_card = "_static/card.png"
 
 html_theme = "furo"
 html_title = f"{project} {version}"

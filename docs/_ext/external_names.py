@@ -19,6 +19,7 @@ PAGES = {
     "collections.abc.AsyncIterator": f"{_PYTHON}/collections.abc.html",
     "collections.abc.Callable": f"{_PYTHON}/collections.abc.html",
     "collections.abc.Collection": f"{_PYTHON}/collections.abc.html",
+    "collections.abc.Coroutine": f"{_PYTHON}/collections.abc.html",
     "collections.abc.Hashable": f"{_PYTHON}/collections.abc.html",
     "collections.abc.Iterable": f"{_PYTHON}/collections.abc.html",
     "collections.abc.Iterator": f"{_PYTHON}/collections.abc.html",

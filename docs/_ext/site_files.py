@@ -1,7 +1,8 @@
-"""Files beside the pages that machines read: `llms.txt`, the pages' Markdown, a sitemap, and what the footer says of the build.
+"""What machines read: `llms.txt`, the pages' Markdown, a sitemap, cards of links; and what the footer says of the build.
 
 `llms.txt` lists every page with its first sentence, as https://llmstxt.org describes; it links the Markdown that a page was made
-of, which is published next to it. The sitemap needs the site's address, `html_baseurl`; without one it is left out.
+of, which is published next to it. The sitemap and the picture of a link's card, `social_card`, need the site's address,
+`html_baseurl`; without one they are left out.
 """
 
 import re
@@ -102,6 +103,8 @@ def add_to_page(app: Sphinx, page: str, template: str, context: dict[str, Any], 
     }
     if base := app.config.html_baseurl.rstrip("/"):
         described["og:url"] = f"{base}/{page}.html"
+        if card := app.config.social_card:
+            described |= {"og:image": f"{base}/{card}", "twitter:card": "summary_large_image"}
     for name, words in described.items():
         kind = "property" if ":" in name else "name"
         clean = escape(re.sub(r"<[^>]+>", "", words), {'"': "&quot;"})
@@ -109,6 +112,7 @@ def add_to_page(app: Sphinx, page: str, template: str, context: dict[str, Any], 
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
+    app.add_config_value("social_card", "", "html", str)
     app.connect("doctree-read", note_first_sentence)
     app.connect("build-finished", write_files)
     app.connect("html-page-context", add_to_page)

@@ -4,6 +4,8 @@ import importlib.util
 import json
 from pathlib import Path
 
+from PIL import Image
+
 from reference_impl.rl.sweep import grid
 
 FIGURES = Path(__file__).parents[2] / "docs" / "figures"
@@ -25,6 +27,23 @@ def test_the_staleness_timeline_is_what_the_engine_does():
         assert timeline.draw(recorded, theme) == (FIGURES / f"timeline-{theme}.svg").read_text("utf-8"), (
             "run: make figures"
         )
+
+
+def test_the_sentence_of_the_first_page_is_what_its_block_samples():
+    sentence = script("sentence")
+    tokens = sentence.read()
+    assert sentence.record() == tokens
+    for theme in sentence.THEMES:
+        assert sentence.draw(tokens, theme) == (FIGURES / f"sentence-{theme}.svg").read_text("utf-8"), "make figures"
+
+
+def test_the_card_of_a_link_shows_that_sentence():
+    sentence = script("sentence")
+    with Image.open(sentence.CARD) as card:
+        assert (card.size, card.text["source"]) == (
+            sentence.CARD_SIZE,
+            sentence.digest(sentence.card(sentence.read())),
+        ), "run: make figures"
 
 
 def test_the_curves_are_drawn_from_their_recorded_runs():

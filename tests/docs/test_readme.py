@@ -1,5 +1,7 @@
-"""The files that a forge shows name what exists. They have no roles, so plain names may be keys and commands there."""
+"""The files that a forge shows name what exists, and promise what the site does. They have no roles, so plain names may be keys
+and commands there."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -27,3 +29,17 @@ def test_every_name_exists(name: str) -> None:
     words = plain_words((ROOT / name).read_text("utf-8")) - ALSO[name]
     unknown = sorted(word for word in words if (accepts(word) or "").startswith("unknown"))
     assert not unknown
+
+
+def promise(text: str) -> str:
+    """What a page says before its second section, without pictures, roles, and what its links lead to."""
+    text = re.split(r"^## ", text, flags=re.MULTILINE)[:2]
+    text = re.sub(r"```\{image\}.*?```|!\[.*?\]\(.*?\)", "", "".join(text), flags=re.DOTALL)
+    text = re.sub(r"\{value\}`(.*?) <.*?>`|\{command\}(`.*?`)", r"\1\2", text)
+    return " ".join(re.sub(r"\[.*?\]\((?:docs/)?(.*?)\)", r"\1", text).split())
+
+
+def test_readme_and_first_page_promise_the_same():
+    readme, index = (promise((ROOT / name).read_text("utf-8")) for name in ("README.md", "docs/index.md"))
+    assert len(index) > 1000
+    assert readme.startswith(index)

@@ -4,6 +4,7 @@ import functools
 import http.server
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -262,5 +263,7 @@ def test_the_page_for_a_missing_address_finds_its_files_from_anywhere(tmp_path):
     index = (tmp_path / "out" / "index.html").read_text()
     assert "<base" not in index
     assert '<meta name="description" content="This is A.">' in index
+    card = re.search(r'<meta property="og:image" content="https://example.org/docs/([^"]*)">', index)[1]
+    assert (tmp_path / "out" / card).read_bytes() == (DOCS / "_static" / "card.png").read_bytes()
     assert "https://example.org/docs/index.html</loc>" in (tmp_path / "out" / "sitemap.xml").read_text()
     assert "- [A](index.md): This is A.\n" in (tmp_path / "out" / "llms.txt").read_text()

@@ -72,11 +72,11 @@ class Driver(ABC):
         """Tokens sampled since the engine was built."""
         return self._stop_rule.sampled_tokens
 
-    def submit(self, prompt: list[int], params: Any) -> "Future[Completion]":
+    def submit(self, prompt: list[int], params: Any) -> Future[Completion]:
         """Queue one request."""
         return self._thread.submit(self._submit(prompt, params))
 
-    def advance(self) -> "Future[None]":
+    def advance(self) -> Future[None]:
         """Let the engine get on: one step where the caller steps it, a moment where it steps by itself."""
         return self._thread.submit(self._advance())
 
