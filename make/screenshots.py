@@ -14,6 +14,7 @@ BUILD = Path(__file__).parents[1] / "docs" / "_build"
 SITE, OUT = BUILD / "html", BUILD / "screenshots"
 CHROMIUM = "/usr/bin/chromium"
 FORMS = {"light": ("light", 1200), "dark": ("dark", 1200), "phone": ("light", 375)}
+SETTLE_MS = 200
 MOST, PAGES_A_SHEET = 4000, 6  # pixels of a page's height that are shown; pages on a sheet
 
 
@@ -29,7 +30,12 @@ def photograph(browser: Browser, names: list[str]) -> None:
         tab = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
         for name in names:
             tab.goto((SITE / f"{name}.html").as_uri(), wait_until="load")
-            tab.screenshot(path=picture(name, form), full_page=True)
+            high = tab.evaluate("document.documentElement.scrollHeight")
+            # As high as the page, for Chromium leaves out a diagram that was never in view.
+            tab.set_viewport_size({"width": width, "height": high})
+            tab.wait_for_timeout(SETTLE_MS)
+            tab.screenshot(path=picture(name, form))
+            tab.set_viewport_size({"width": width, "height": 800})
         tab.close()
 
 
@@ -53,10 +59,14 @@ def contact_sheet(names: list[str]) -> str:
 
 
 def main() -> None:
+    names = pages(sys.argv[1:])
+    if not names:
+        sys.exit(f"no page of the site has {' or '.join(sys.argv[1:])} in its name")
+    if not Path(CHROMIUM).exists():
+        sys.exit("Chromium is not installed (apt-get install chromium)")
     OUT.mkdir(parents=True, exist_ok=True)
     for old in OUT.iterdir():
         old.unlink()
-    names = pages(sys.argv[1:])
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
         photograph(browser, names)

@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 DOCS = HERE.parent
 RECORDED, CARD = HERE / "sentence.json", DOCS / "_static" / "card.png"
 CHROMIUM = "/usr/bin/chromium"
-WIDTH, LETTER, CHIP, BAR, BETWEEN = 640, 9.7, 34, 7, 6  # units: the picture, a letter of a token, heights, gaps
+WIDTH, LETTER, CHIP, BAR, BETWEEN = 480, 9.7, 34, 7, 6  # units: the picture, a letter of a token, heights, gaps
 CARD_SIZE, CARD_SCALE = (1200, 630), 1.64
 
 
@@ -71,12 +71,11 @@ class Sentence(Drawing):
             x += wide + BETWEEN
         return y + CHIP + BAR + 3
 
-    def legend(self, colours: dict[int, str], x: float, y: float) -> None:
-        """The colours of the epochs."""
-        for epoch, colour in colours.items():
-            self.box(x, y, 22, 18, colour)
-            self.text(x + 30, y + 15, f"epoch {epoch}")
-            x += 120
+    def legend(self, colours: dict[int, str]) -> None:
+        """The colours of the epochs, at the top."""
+        for place, (epoch, colour) in enumerate(colours.items()):
+            self.box(120 * place, 2, 22, 18, colour)
+            self.text(120 * place + 30, 17, f"epoch {epoch}")
 
     def box(self, x: float, y: float, wide: float, high: float, fill: str) -> None:
         self.parts.append(f'<rect x="{x:g}" y="{y:g}" width="{wide:g}" height="{high:g}" rx="3" fill="{fill}"/>')
@@ -85,39 +84,27 @@ class Sentence(Drawing):
 def draw(tokens: Sequence[Token], theme: str) -> str:
     """The picture of the first page."""
     drawing, colours = Sentence(theme), colours_of(token.policy for token in tokens)
-    drawing.legend(colours, 0, 2)
+    drawing.legend(colours)
     bottom = drawing.chips(tokens, colours, WIDTH, 40)
     drawing.text(0, bottom + 26, "box: the checkpoint that sampled the token", colour=drawing.quiet)
     drawing.text(0, bottom + 48, "bar: the one that wrote its keys and values", colour=drawing.quiet)
-    return monospaced(drawing.svg(WIDTH, bottom + 58))
+    return drawing.svg(WIDTH, bottom + 58, "monospace", 16)
 
 
 def card(tokens: Sequence[Token]) -> str:
     """What stands beside a link to the site: its name, what it is, and the sentence."""
     wide, high = CARD_SIZE
-    drawing, colours = Sentence("light"), colours_of(token.policy for token in tokens)
-    bottom = drawing.chips(tokens, colours, WIDTH, 0)
-    chips = "\n".join(drawing.parts)
-    drawing = Sentence("light")
-    drawing.text(75, 120, "Megatron Generation Reference", weight=700)
-    drawing.text(75, 178, "How Megatron Core generates the rollouts of RL training,", colour=drawing.quiet)
-    drawing.text(75, 220, "and how stale each token is. Every block runs.", colour=drawing.quiet)
-    title, *rest = drawing.parts
-    body = title.replace("<text", '<text font-size="54"', 1) + "\n".join(
-        line.replace("<text", '<text font-size="32"', 1) for line in rest
-    )
-    assert bottom * CARD_SCALE < high - 330
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide}" height="{high}" font-family="sans-serif">\n'
-        f'<rect width="{wide}" height="{high}" fill="#ffffff"/>\n{body}\n'
-        f'<g transform="translate(75 330) scale({CARD_SCALE:g})" font-family="monospace" font-size="16">\n{chips}\n'
-        "</g>\n</svg>\n"
-    )
-
-
-def monospaced(svg: str) -> str:
-    """The picture with letters of one width, so that chips fit them."""
-    return svg.replace('font-family="system-ui, sans-serif" font-size="12"', 'font-family="monospace" font-size="16"')
+    drawing, plain = Sentence("light"), "font:{} {}px sans-serif"
+    drawing.text(75, 120, "Megatron Generation Reference", style=plain.format(700, 54))
+    for y, line in (
+        (178, "How Megatron Core generates the rollouts of RL training,"),
+        (220, "and how stale each token is. Every block runs."),
+    ):
+        drawing.text(75, y, line, colour=drawing.quiet, style=plain.format(400, 32))
+    drawing.parts.append(f'<g transform="translate(75 330) scale({CARD_SCALE:g})">')
+    drawing.chips(tokens, colours_of(token.policy for token in tokens), wide / CARD_SCALE - 90, 0)
+    drawing.parts.append("</g>")
+    return drawing.svg(wide, high, "monospace", 16)
 
 
 def digest(svg: str) -> str:

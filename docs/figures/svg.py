@@ -14,10 +14,19 @@ class Drawing:
         self.parts: list[str] = []
 
     def text(
-        self, x: float, y: float, text: str, *, colour: str = "", anchor: str = "start", weight: int = 400
+        self,
+        x: float,
+        y: float,
+        text: str,
+        *,
+        colour: str = "",
+        anchor: str = "start",
+        weight: int = 400,
+        style: str = "",
     ) -> None:
+        styled = f' style="{style}"' if style else ""
         self.parts.append(
-            f'<text x="{x:g}" y="{y:g}" fill="{colour or self.ink}" text-anchor="{anchor}" font-weight="{weight}">'
+            f'<text x="{x:g}" y="{y:g}" fill="{colour or self.ink}" text-anchor="{anchor}" font-weight="{weight}"{styled}>'
             f"{escape(text)}</text>"
         )
 
@@ -33,9 +42,9 @@ class Drawing:
             f'stroke-opacity="{opacity:g}"/>'
         )
 
-    def svg(self, width: float, height: float) -> str:
+    def svg(self, width: float, height: float, font: str = "system-ui, sans-serif", size: int = 12) -> str:
         body = "\n".join(self.parts)
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" '
-            f'height="{height:g}" font-family="system-ui, sans-serif" font-size="12">\n{body}\n</svg>\n'
+            f'height="{height:g}" font-family="{font}" font-size="{size}">\n{body}\n</svg>\n'
         )

@@ -33,6 +33,9 @@ def test_the_sentence_of_the_first_page_is_what_its_block_samples():
     sentence = script("sentence")
     tokens = sentence.read()
     assert sentence.record() == tokens
+    # The weights change at 8 and 16 tokens, and the last token of each epoch is read by the next.
+    assert [token.policy for token in tokens] == [0] * 8 + [1] * 8 + [2] * 5
+    assert [token.cache for token in tokens] == [0] * 7 + [1] * 8 + [2] * 5 + [None]
     for theme in sentence.THEMES:
         assert sentence.draw(tokens, theme) == (FIGURES / f"sentence-{theme}.svg").read_text("utf-8"), "make figures"
 

@@ -249,8 +249,8 @@ def test_an_entry_leads_to_its_lines_and_to_what_explains_it(tab):
     assert tab.locator(":target").inner_text().startswith("class Queue")
 
 
-def test_the_page_for_a_missing_address_finds_its_files_from_anywhere(tmp_path):
-    """It says where the site begins before it names the first file."""
+def test_a_published_site_knows_its_address(tmp_path):
+    """Its card and sitemap hold it, and the page for a missing address says where the site begins before it names a file."""
     env = {**os.environ, "SITE_URL": "https://example.org/docs/"}
     command = [sys.executable, "-m", "sphinx", "-q", "-c", ROOT, "-D", "extensions=myst_parser,mathml,site_files"]
     (tmp_path / "in").mkdir()
