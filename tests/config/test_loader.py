@@ -268,9 +268,12 @@ def test_ten_megabytes_are_refused_at_once(write, text, expected):
     Brackets alone are refused by libyaml's scanner, which looks 1000 of them ahead.
     """
     path = write("r.yaml", text)
-    start = time.perf_counter()
-    message = fault(path)
-    assert time.perf_counter() - start < 1
+    taken = []
+    for _ in range(3):  # of which one may fall together with a collection of all that the tests before have left
+        start = time.thread_time()
+        message = fault(path)
+        taken.append(time.thread_time() - start)
+    assert min(taken) < 1, "seconds of computing"
     assert message == f"r.yaml:{expected}" if expected else "more than 20000 values" in message
 
 
