@@ -6,6 +6,8 @@ import os
 import signal
 import warnings
 
+from reference_impl.platforms.megatron_import import import_megatron
+
 
 def quiet_upstream() -> None:
     """To be called before torch, megatron-core and transformers are imported, in each process that imports them."""
@@ -31,6 +33,7 @@ def show_statistics() -> None:
 
 def quiet_signals() -> None:
     """Ctrl-C without a stack trace: Megatron's coordinator module, when imported, has `faulthandler` print one on signals."""
+    import_megatron()
     import megatron.core.inference.data_parallel_inference_coordinator  # noqa: F401
 
     for number in (signal.SIGINT, signal.SIGTERM):

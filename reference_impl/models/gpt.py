@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from reference_impl.models.llama import LlamaShape, check_weights, hf_from_megatron, megatron_from_hf
+from reference_impl.platforms.megatron_import import import_megatron
 from reference_impl.platforms.single_rank import ensure_single_rank
 
 
@@ -30,6 +31,7 @@ def build_gpt_model(
     `inference_sampling_seed` from which Megatron seeds its sampler. The parameters keep `requires_grad`: it is the model
     that training updates. One rank is initialised if nobody has done so.
     """
+    import_megatron()
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.tensor_parallel.random import initialize_rng_tracker
@@ -71,6 +73,7 @@ def transformer_config(
     shape: LlamaShape, dtype: torch.dtype, seed: int, cuda_graph_impl: str, inference_cuda_graph_scope: str
 ) -> Any:
     """Megatron's `TransformerConfig` for a Llama: RMSNorm, SwiGLU, no biases, no dropout, grouped queries."""
+    import_megatron()
     from megatron.core.transformer.enums import InferenceCudaGraphScope
     from megatron.core.transformer.transformer_config import TransformerConfig
 
