@@ -3,20 +3,25 @@
 Left alone, it gives the default `None` to required fields and to every value that is no plain literal, strips
 the quotes in `Literal["a"]` and then looks for a class `a`, takes what `Annotated` carries for types, links base classes
 that are private, shows one signature where there are overloads, and gives enums and the like the constructor of a base
-class that nobody calls.
+class that nobody calls. How a default is written down, `Field(10.0, description=...)`, is not what a reader asks for: the
+default is shown, and the description in the place of one.
 """
 
 import ast
+import importlib
 import json
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from astroid import nodes as astroid_nodes  # type: ignore[import-untyped]
 from autodoc2 import astroid_utils
 from autodoc2.render.myst_ import MystRenderer
 from sphinx.application import Sphinx
+
+LONGEST_VALUE = 60  # letters of a value in a signature
+EMPTY = {"list": "[]", "dict": "{}", "tuple": "()"}
 
 _resolve_annotation = astroid_utils.resolve_annotation
 
@@ -35,14 +40,50 @@ def resolve_annotation(annotation: astroid_nodes.NodeNG) -> str:
 
 
 @cache
-def _values(file: str, _changed: int) -> dict[int, str | None]:
+def _values(file: str, _changed: int) -> dict[int, ast.expr | None]:
     """Map the line of each assignment in a file to its right-hand side, None where there is none."""
     tree = ast.parse(Path(file).read_text("utf-8"))
-    return {
-        node.lineno: ast.unparse(node.value) if node.value else None
-        for node in ast.walk(tree)
-        if isinstance(node, (ast.Assign, ast.AnnAssign))
-    }
+    return {node.lineno: node.value for node in ast.walk(tree) if isinstance(node, (ast.Assign, ast.AnnAssign))}
+
+
+def default_of(value: ast.expr | None) -> str | None:
+    """A value as a reader of the signature needs it; None for a field that has to be given.
+
+    Of pydantic's `Field` and of `dataclasses.field` that is the default in it. A value too long for a signature is left to the
+    source, which every entry links to.
+    """
+    if _is_call_of(value, "Field"):
+        given = value.args[0] if value.args else _argument(value, "default")
+        # A section of a recipe: all of its keys have defaults of their own.
+        value = None if isinstance(given, ast.Call) else given
+    elif _is_call_of(value, "field"):
+        factory = _argument(value, "default_factory")
+        if isinstance(factory, ast.Lambda):
+            value = factory.body
+        elif factory is not None:
+            return EMPTY.get(ast.unparse(factory), f"{ast.unparse(factory)}()")
+        else:
+            value = _argument(value, "default")
+    if value is None:
+        return None
+    written = ast.unparse(value)
+    return written if len(written) <= LONGEST_VALUE else "…"
+
+
+def description_of(value: ast.expr | None, module: str) -> str:
+    """What pydantic's `Field` says of a field, read in its module where it is put together; empty without one."""
+    said = _argument(value, "description") if _is_call_of(value, "Field") else None
+    if said is None or isinstance(said, ast.Constant):
+        return str(said.value) if said else ""
+    return str(eval(ast.unparse(said), vars(importlib.import_module(module))))
+
+
+def _is_call_of(value: ast.expr | None, name: str) -> TypeGuard[ast.Call]:
+    return isinstance(value, ast.Call) and ast.unparse(value.func) == name
+
+
+def _argument(call: ast.Call, name: str) -> ast.expr | None:
+    return next((keyword.value for keyword in call.keywords if keyword.arg == name), None)
 
 
 class Renderer(MystRenderer):
@@ -60,7 +101,7 @@ class Renderer(MystRenderer):
         bases = [base for base in item.get("bases", []) if not base.rpartition(".")[2].startswith("_")]
         lines = list(super().render_class({**item, "bases": bases}))
         start = self.get_item(f"{item['full_name']}.__init__")
-        if start and not start["doc"]:
+        if start and (not start["doc"] or "inherited" in start):
             # A constructor is described by its class; without words of its own it needs no heading of its own.
             at = lines.index("```{rubric} Initialization") if "```{rubric} Initialization" in lines else len(lines)
             end = next((n for n in range(at + 3, len(lines)) if lines[n] == "```"), at)
@@ -73,8 +114,11 @@ class Renderer(MystRenderer):
         at = next(n for n, line in enumerate(lines) if line.startswith(":value:"))
         # A value that autodoc2 can print takes a second line.
         end = at + (2 if lines[at].endswith(">") and lines[at] != ":value: <Multiline-String>" else 1)
-        value = self._value(item)
-        lines[at:end] = [] if value is None else [f":value: {json.dumps(value, ensure_ascii=False)}"]
+        module, value = self._value(item)
+        default = default_of(value)
+        lines[at:end] = [] if default is None else [f":value: {json.dumps(default, ensure_ascii=False)}"]
+        if said := description_of(value, module):
+            lines[lines.index("````") : lines.index("````")] = [said, ""]
         yield from lines
 
     def render_function(self, item: Any) -> Iterator[str]:
@@ -85,12 +129,13 @@ class Renderer(MystRenderer):
         """Render a method with all its overloads."""
         yield from self._with_overloads(super().render_method(item), item, ignore_self="self")
 
-    def _value(self, item: Any) -> str | None:
+    def _value(self, item: Any) -> tuple[str, ast.expr | None]:
+        """The module of an item, and what is assigned to it there."""
         owner = item["full_name"]
         while "file_path" not in (self.get_item(owner) or {}):
             owner = owner.rpartition(".")[0]
         file = Path((self.get_item(owner) or {})["file_path"])
-        return _values(str(file), file.stat().st_mtime_ns).get(item["range"][0])
+        return owner, _values(str(file), file.stat().st_mtime_ns).get(item["range"][0])
 
     def _with_overloads(self, rendered: Iterable[str], item: Any, ignore_self: str | None = None) -> Iterator[str]:
         """Replace the signature of the implementation by those that a caller may use."""

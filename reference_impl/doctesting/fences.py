@@ -68,8 +68,8 @@ _MYST = _parser()
 class Fence:
     """One block of a page, as it is written, or one value in its prose.
 
-    `kind` is the language, or a directive's or role's name in braces (`{graphviz}`, `{value}`), or one of the names in
-    angle brackets above. `line` and `last_line` count from 1 and hold the fence marks; `source_line` is where `source`,
+    `kind` is the language, or a directive's or role's name in braces (`{graphviz}`, `{value}`), or for what has neither a
+    description in angle brackets (`<indented code>`). `line` and `last_line` count from 1 and hold the fence marks; `source_line` is where `source`,
     without its options, begins.
     """
 

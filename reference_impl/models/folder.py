@@ -79,7 +79,7 @@ def folder_of_gguf(file: Path) -> Path:
 
 
 def cache_folder() -> Path:
-    """`$XDG_CACHE_HOME` (or `~/.cache`) `/megatron-generation-reference`."""
+    """The folder `megatron-generation-reference` in `$XDG_CACHE_HOME`, or in `~/.cache` where that is not set."""
     root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(root) / "megatron-generation-reference"
 

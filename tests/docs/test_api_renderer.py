@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal, overload
 
+from pydantic import BaseModel, Field
+
 
 class Mode(Enum):
     """A mode."""
@@ -36,11 +38,26 @@ class Options:
     choice: Literal["a", "b"] = "a"
     nothing: int | None = None
     many: dict[str, int] = field(default_factory=dict)
+    some: set[int] = field(default_factory=set)
+    later: int = field(default_factory=lambda: 3 + 4)
+    hidden: int = field(repr=False)
+    shown: int = field(default=5, repr=False)
     lines: str = """a
 b"""
 
     def run(self, how: Literal["x"], limit: int = -1, *, mode: Mode = Mode.FAST) -> None:
         """Run."""
+
+
+TABLE = {"a": "one", "b": "two", "c": "three", "d": "four", "e": "five", "f": "six", "g": "seven"}
+
+
+class Keys(BaseModel):
+    """Keys."""
+
+    size: float = Field(10.0, gt=0, description="How large.")
+    wanted: int = Field(gt=0, description="Has to be given.")
+    section: Options = Field(Options(1), description="A section.")
 
 
 @overload
@@ -70,6 +87,12 @@ PAGE = """# API
 ```
 
 ```{autodoc2-object} sample.Options
+```
+
+```{autodoc2-object} sample.TABLE
+```
+
+```{autodoc2-object} sample.Keys
 ```
 
 ```{autodoc2-object} sample.twice
@@ -102,7 +125,17 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         "name: str = 'a'",
         "choice: Literal['a', 'b'] = 'a'",
         "nothing: int | None = None",
-        "many: dict[str, int] = field(default_factory=dict)",
+        "many: dict[str, int] = {}",
+        "some: set[int] = set()",
+        "later: int = 3 + 4",
+        "hidden: int",
+        "shown: int = 5",
+        "size: float = 10.0",
+        "How large.",
+        "wanted: int",
+        "Has to be given.",
+        "section: Options",
+        "sample.TABLE = …",
         r"lines: str = 'a\nb'",
         "run(how: Literal['x'], limit: int = -1, *, mode: Mode = Mode.FAST) -> None",
         "sample.twice(value: int) -> int",
