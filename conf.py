@@ -35,6 +35,7 @@ extensions = [
     "external_names",
     "findable",
     "key_tables",
+    "long_names",
     "mathml",
     "metric_tables",
     "own_source_only",

@@ -18,7 +18,7 @@ from reference_impl.config.checking import show
 from reference_impl.config.upstream import UPSTREAM_KEYS
 
 LOG = logging.getLogger(__name__)
-TITLES = ["Key, type, default", "What it does", "On a CPU", "In Megatron Core, since when"]
+TITLES = ["Key, type, default", "What it does", "In Megatron Core, since when"]
 SECTION_TITLES = ["Section", "What it holds"]
 
 
@@ -54,6 +54,8 @@ class KeyTable(TableDirective):
         if key.is_section:
             return [[name], what]
         known = UPSTREAM_KEYS[key.name]
+        if known.on_cpu != upstream.AS_ON_CUDA:
+            what.append(self.linked(f"On a CPU: {known.on_cpu}", _anchor_of))
         unit = [text(f"Unit: {known.unit}")] if known.unit else []
         default = nodes.paragraph("", "Default: ", nodes.literal("", key.default))
         where = [text(f"`{known.object}`"), text(f"`{known.field}`")] if known.object else [text("none")]
@@ -61,7 +63,6 @@ class KeyTable(TableDirective):
         return [
             [name, text(key.type), *unit, default],
             what,
-            [self.linked(known.on_cpu, _anchor_of)],
             [*where, text(since)],
         ]
 

@@ -1,5 +1,5 @@
 """What every page keeps to, as warnings by name: headings that can be linked to, a way on at the end, pictures that are shown and
-described, and public names that say what they are.
+described, code that is not wider than its column, and public names that say what they are.
 """
 
 import ast
@@ -16,6 +16,7 @@ from vocabulary import documented_objects, modules
 
 LOG = logging.getLogger(__name__)
 PICTURES = frozenset({".svg", ".png", ".jpg", ".gif", ".webp"})
+COLUMN = 88  # letters of code that a desktop shows without scrolling
 NO_WAY_ON = ("reference/", "changelog", "contributing", "404")
 """Pages that are looked things up in, and so lead nowhere."""
 
@@ -37,6 +38,12 @@ def page_problems(page: str, tree: nodes.document) -> Iterator[tuple[str, nodes.
     for image in tree.findall(nodes.image):
         if not image.get("alt", "").strip():
             yield f"picture {image['uri']} has no :alt:", image
+    for listing in tree.findall(nodes.literal_block):
+        # What is included from a file is as wide as the file.
+        if listing.get("language") == "python" and "source" not in listing:
+            for line in listing.astext().splitlines():
+                if len(line) > COLUMN:
+                    yield f"{len(line)} letters of code are more than a line holds ({COLUMN}): {line.strip()}", listing
     last = last_block(tree)
     if not page.startswith(NO_WAY_ON) and last is not None and not leads_on(last):
         yield "the page ends without a link to where to go next", last

@@ -117,7 +117,8 @@ class Timeline {
     this.length = Math.max(...this.all.at(-1).requests.map((request) => request.policy.length));
     this.playing = null;
     this.build(figure);
-    this.show(0);
+    // The finished run: a reader who moves nothing sees what the still figure shows.
+    this.show(this.all.length - 1);
   }
 
   build(figure) {

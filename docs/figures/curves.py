@@ -19,7 +19,7 @@ from svg import THEMES, Drawing
 from sweeps import path_of
 
 HERE = Path(__file__).parent
-WIDTH, LEFT, RIGHT, PANEL, TOP, BOTTOM = 640, 40, 150, 170, 30, 40  # pixels
+WIDTH, LEFT, RIGHT, PANEL, TOP, BOTTOM = 480, 40, 110, 150, 30, 40  # pixels; a phone shows them at three quarters
 
 LABELS = {
     "reward": "reward",
@@ -88,6 +88,9 @@ def draw(figure: Figure, theme: str) -> str:
         y = TOP + 20 + 20 * number
         drawing.curve([(WIDTH - RIGHT + 16, y), (WIDTH - RIGHT + 36, y)], colour, wide=3)
         drawing.text(WIDTH - RIGHT + 44, y + 4, figure.names.get(name, name))
+    if any(len(outcomes) > 1 for outcomes in runs.values()):
+        for line, said in enumerate(("thin: each seed", "thick: their mean")):
+            drawing.text(WIDTH - RIGHT + 16, y + 28 + 16 * line, said, colour=drawing.quiet)
     return drawing.svg(WIDTH, bottom + BOTTOM)
 
 

@@ -16,7 +16,7 @@ from reference_impl.config.errors import ConfigError
 
 COLOURS = {"reference": "#4c86c0", "megatron": "#cf7420", "huggingface": "#5b9a5b", "vllm": "#9b6bb3"}
 SYMBOLS = {"reference": "circle", "megatron": "square", "huggingface": "diamond", "vllm": "cross"}
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 640, 400, 56, 40, 28, 16  # pixels
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP, RIGHT = 480, 360, 44, 40, 28, 16  # pixels
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from reference_impl.planning.plan import Plan
 from reference_impl.planning.sweep import HEADS, Sweep, rows
 
 COLOUR = "#4c86c0"
-BAR, GAP, LEFT, LENGTH, RIGHT = 18, 8, 90, 380, 120  # pixels
+BAR, GAP, LEFT, LENGTH, RIGHT = 18, 8, 60, 300, 120  # pixels
 
 
 @dataclass(frozen=True)

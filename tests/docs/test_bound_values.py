@@ -281,14 +281,15 @@ def test_pages_may_be_read_by_several_processes(tmp_path: Path) -> None:
 
 
 def test_a_key_s_row_has_all_that_is_known_of_it(right: SmallSite) -> None:
-    """Name, type, unit, default; what it does; on a CPU; upstream and since when."""
+    """Name, type, unit, default; what it does, and on a CPU if that differs; upstream and since when."""
     row = next(part for part in right.html("tables").split("<tr") if f'id="key-{MCORE}.max_model_len"' in part)
     words = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", row.partition(">")[2])).strip()
     assert words == (
         f"{MCORE}.max_model_len integer, more than 0 Unit: tokens Default: ${{policy.max_total_sequence_length}} "
-        "Most tokens of one sequence, prompt and response together. As on CUDA. "
+        "Most tokens of one sequence, prompt and response together. "
         "InferenceConfig max_sequence_length Since NeMo RL 0.7"
     )
+    assert "On a CPU: Always none: a CPU has no CUDA graphs." in right.text("tables")
 
 
 def test_every_removed_key_has_a_row_with_what_to_write_now(right: SmallSite) -> None:

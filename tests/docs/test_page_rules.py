@@ -21,6 +21,7 @@ def warnings_of(folder, page):
         ("## B\n\nText.\n\n## B\n\n", "heading 'B' is used twice on this page"),
         ("```{image} a.svg\n```\n\n", "picture a.svg has no :alt:"),
         ("The XYZ is new.\n\n", "term not in glossary: 'XYZ'"),
+        ("```python\na = 1\n" + "b" * 89 + "\n```\n\n", "89 letters of code are more than a line holds (88): bbb"),
     ],
 )
 def test_what_is_wrong_is_said_by_name(tmp_path, page, problem):
@@ -35,7 +36,7 @@ def test_a_page_leads_on(tmp_path, end):
 
 
 def test_a_sound_page_is_silent(tmp_path):
-    page = "## B\n\n```{image} a.svg\n:alt: Nothing.\n```\n\nA CPU, and D3.\n\n"
+    page = "## B\n\n```{image} a.svg\n:alt: Nothing.\n```\n\n```python\n" + "b" * 88 + "\n```\n\nA CPU, and D3.\n\n"
     assert warnings_of(tmp_path, page + END) == []
 
 

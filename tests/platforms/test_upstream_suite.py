@@ -165,7 +165,7 @@ def test_every_number_of_the_tables_is_bound():
         "2026-01-02", "x, 2 cores", "0.19.2", "2.14", {"a.py": {"passed": 7, "CUDA graphs": 1, "FlashInfer": 2}}
     )
     values = re.findall(r"\{value\}`([^<]+) <(.+?)>`", section(suite))
-    assert len(values) == 13  # four of the run, three sums, three counts of a file and its reasons, two reasons of all
+    assert len(values) == 11  # four of the run, three sums, the count of a file and its reasons, two reasons of all
     assert suite.why("a.py") == "FlashInfer 2, CUDA graphs 1"
     for shown, expression in values:
         assert str(eval(expression, {"suite": suite})) == shown
