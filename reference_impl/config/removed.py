@@ -31,7 +31,7 @@ class RemovedKey:
 REMOVED_KEYS = {
     # NeMo RL's commit 306c9de98, 17 August 2026, after 0.7.0.
     "async_engine": RemovedKey(
-        "removed, the engine is always asynchronous; delete the key", "since August 2026 in NeMo RL, after 0.7"
+        "removed: the engine is always asynchronous; delete the key", "since August 2026 in NeMo RL, after 0.7"
     ),
     # Last in NeMo RL 0.5.0 and megatron-core 0.15.
     "buffer_guaranteed_fraction": RemovedKey(
@@ -49,7 +49,7 @@ REMOVED_KEYS = {
     ),
     # A field of megatron-core from 0.16 on that no release of NeMo RL sets.
     "paused_buffer_size_gb": RemovedKey(
-        "not read, paused requests share the one buffer; use buffer_size_gb", "no release of NeMo RL had it"
+        "not read: paused requests share the one buffer; use buffer_size_gb", "no release of NeMo RL had it"
     ),
     # In the recipes of NeMo RL 0.5 and 0.6; its commit 48d13ec69 took it out before 0.7.0.
     "unified_memory_level": RemovedKey(

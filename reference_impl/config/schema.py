@@ -248,7 +248,9 @@ class Recipe(Section):
     grpo: Annotated[GrpoConfig, NULL_IS_EMPTY] = Field(description="What a training step is made of.")
     loss_fn: Annotated[LossConfig, NULL_IS_EMPTY] = Field(description="How tokens count in the loss.")
     env: Annotated[EnvConfig, NULL_IS_EMPTY] = Field(description="What the policy is trained on.")
-    checkpointing: Annotated[CheckpointingConfig, NULL_IS_EMPTY] = Field(description="When a run can be gone on with.")
+    checkpointing: Annotated[CheckpointingConfig, NULL_IS_EMPTY] = Field(
+        description="When a run is written down, to be resumed."
+    )
 
     _explicit: frozenset[str] = PrivateAttr(default=frozenset())
     _others: dict[str, Any] = PrivateAttr(default_factory=dict)

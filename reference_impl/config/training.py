@@ -69,9 +69,11 @@ class LossConfig(Section):
         description="Weight of the divergence from the weights that training began with; 0 needs none of them.",
     )
     ratio_clip_min: float = Field(
-        0.2, ge=0, le=1, description="How far below 1 the ratio of new to old probability pays."
+        0.2, ge=0, le=1, description="How far below 1 the ratio of new to old probability still counts."
     )
-    ratio_clip_max: float = Field(0.2, ge=0, description="How far above 1 the ratio of new to old probability pays.")
+    ratio_clip_max: float = Field(
+        0.2, ge=0, description="How far above 1 the ratio of new to old probability still counts."
+    )
     use_importance_sampling_correction: bool = Field(
         False, description="Whether each token weighs as its probability at training divided by that at sampling."
     )
@@ -124,7 +126,7 @@ class EnvConfig(Section):
 
 
 class CheckpointingConfig(Section):
-    """When a run is written down so that it can be gone on with. The folder is the run's own."""
+    """When a run is written down so that it can be resumed. The folder is the run's own."""
 
     keys_of_others = frozenset({"ft_save_period"})
 

@@ -67,7 +67,7 @@ _ENGINE = {
         "num_cuda_graphs",
         "graphs",
         "NeMo RL 0.5",
-        "No effect: a CPU has no CUDA graphs. A recipe that sets it is warned.",
+        "No effect: a CPU has no CUDA graphs. Setting it gives a warning.",
     ),
     "use_cuda_graphs_for_non_decode_steps": _inference(
         "use_cuda_graphs_for_non_decode_steps", since="NeMo RL 0.5", on_cpu=NO_GRAPHS

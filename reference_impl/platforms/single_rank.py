@@ -3,9 +3,12 @@
 import torch
 import torch.distributed as dist
 
+from reference_impl.platforms.megatron_import import import_megatron
+
 
 def ensure_single_rank() -> None:
     """Initialise `torch.distributed` (no port is opened) and Megatron's parallel state, unless they are there already."""
+    import_megatron()
     from megatron.core import parallel_state
 
     if not dist.is_initialized():

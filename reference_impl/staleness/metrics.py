@@ -52,7 +52,7 @@ def _reduced(values: np.ndarray, how: str) -> float:
 
 def _staleness_metrics(kind: str, how: str) -> list[Metric]:
     source = OURS if kind == "attended_kv" else MEGATRON
-    population = f"consumed rollouts with a {SUBJECT[kind]}"
+    population = f"consumed rollouts with {SUBJECT[kind]}"
     return [
         Metric(
             f"{how}_{kind}_staleness",
@@ -90,7 +90,7 @@ def _token_metrics(kind: str) -> list[Metric]:
         Metric(
             f"token_mean_{kind}_staleness",
             "training steps",
-            f"sampled tokens with a {SUBJECT[kind]}, over all consumed rollouts",
+            f"sampled tokens with {SUBJECT[kind]}, over all consumed rollouts",
             f"mean over tokens of step - {SUBJECT[kind]}",
             OURS,
             lambda consumption: _token_mean(consumption, kind),
@@ -99,7 +99,7 @@ def _token_metrics(kind: str) -> list[Metric]:
             f"{kind}_coverage",
             "share, 0 to 1",
             "sampled tokens of consumed rollouts",
-            f"tokens with a {SUBJECT[kind]} / tokens",
+            f"tokens with {SUBJECT[kind]} / tokens",
             OURS,
             lambda consumption: _coverage(consumption, kind),
         ),
