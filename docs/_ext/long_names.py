@@ -1,4 +1,5 @@
-"""Long names break where a reader would break them: after a stop, a slash, an equals sign or an underscore.
+"""Long names break where a reader would break them: after a stop, a slash, an equals sign or an underscore, and before
+a capital.
 
 A browser that has no such place breaks a name between any two letters once it is longer than its line, as in a table or on a
 phone. `<wbr>` is such a place; it is no character, so that copies and the search keep the name.
@@ -14,7 +15,7 @@ LONG = 12  # letters from which on a name has such places
 CODE = re.compile(rf'(?<=<span class="pre">)[^<]{{{LONG},}}(?=</span>)')
 TEXT = re.compile(rf"(?:(?<=>)|^)[\w./-]{{{LONG},}}(?=<|$)")
 LISTING = re.compile(r"(<pre>.*?</pre>)", re.DOTALL)
-PLACE = re.compile(r"(?<=[\w)\]][./=_])(?=\w)")
+PLACE = re.compile(r"(?<=[\w)\]][./=_])(?=\w)|(?<=[a-z]{3})(?=[A-Z][a-z])")
 
 
 def breakable(name: str) -> str:

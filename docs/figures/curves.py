@@ -89,7 +89,7 @@ def draw(figure: Figure, theme: str) -> str:
         drawing.curve([(WIDTH - RIGHT + 16, y), (WIDTH - RIGHT + 36, y)], colour, wide=3)
         drawing.text(WIDTH - RIGHT + 44, y + 4, figure.names.get(name, name))
     if any(len(outcomes) > 1 for outcomes in runs.values()):
-        for line, said in enumerate(("thin: each seed", "thick: their mean")):
+        for line, said in enumerate(("thin: each seed", "thick: mean")):
             drawing.text(WIDTH - RIGHT + 16, y + 28 + 16 * line, said, colour=drawing.quiet)
     return drawing.svg(WIDTH, bottom + BOTTOM)
 
