@@ -55,7 +55,7 @@ demo: .venv/.ready  ## run the demo: a generation, weights that move under it, a
 # The count at the end is of whole pages, so it is left out where ARGS picks tests.
 test: .venv/.ready  ## run the tests and every block of the docs, and count them (make test ARGS="-k name")
 	@# Two processes: much of the time goes into importing torch. A page's fences build on one another, so files stay whole.
-	@# One thread each: on two cores the threads of one wait for a core that the other has, and all takes twice as long.
+	@# One thread each: on two cores the threads of one wait for a core that the other has.
 	@OMP_NUM_THREADS=1 $(bin)/python -m pytest -n 2 --dist loadfile $(if $(ARGS),$(ARGS),--docs-report)
 
 fuzz: .venv/.ready  ## hold the stamps to their oracle on 10,000 schedules, the reference engine on 5,000

@@ -101,7 +101,7 @@ class Renderer(MystRenderer):
         bases = [base for base in item.get("bases", []) if not base.rpartition(".")[2].startswith("_")]
         lines = list(super().render_class({**item, "bases": bases}))
         start = self.get_item(f"{item['full_name']}.__init__")
-        if start and (not start["doc"] or "inherited" in start):
+        if start and start["doc"] in ("", object.__init__.__doc__):
             # A constructor is described by its class; without words of its own it needs no heading of its own.
             at = lines.index("```{rubric} Initialization") if "```{rubric} Initialization" in lines else len(lines)
             end = next((n for n in range(at + 3, len(lines)) if lines[n] == "```"), at)

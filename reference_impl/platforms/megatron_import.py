@@ -8,7 +8,18 @@ import importlib
 import sys
 from collections.abc import Callable
 from typing import Any
-from unittest.mock import patch
+
+from reference_impl.platforms.seams import Seam, install
+
+
+def _as_written(function: Any = None, **_: Any) -> Callable[..., Any]:
+    """Stand in for `torch.compile`, with or without arguments."""
+    return (lambda each: each) if function is None else function
+
+
+COMPILER = Seam(
+    "compiler", "torch:compile", "megatron.core.jit: jit_fuser = torch.compile", lambda original: _as_written
+)
 
 
 def import_megatron() -> None:
@@ -21,13 +32,8 @@ def import_megatron() -> None:
         return
     import torch
 
-    if torch.cuda.is_available():
+    undo = install([] if torch.cuda.is_available() else [COMPILER])
+    try:
         importlib.import_module("megatron.core")
-    else:
-        with patch.object(torch, "compile", _as_written):
-            importlib.import_module("megatron.core")
-
-
-def _as_written(function: Any = None, **_: Any) -> Callable[..., Any]:
-    """Stand in for `torch.compile`, with or without arguments."""
-    return (lambda each: each) if function is None else function
+    finally:
+        undo()

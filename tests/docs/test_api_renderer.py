@@ -31,6 +31,7 @@ class Options:
     """Options."""
 
     required: int
+    hidden: int = field(repr=False)
     mode: Mode = Mode.FAST
     below: int = -1
     product: int = 2 * 1024
@@ -40,7 +41,6 @@ class Options:
     many: dict[str, int] = field(default_factory=dict)
     some: set[int] = field(default_factory=set)
     later: int = field(default_factory=lambda: 3 + 4)
-    hidden: int = field(repr=False)
     shown: int = field(default=5, repr=False)
     lines: str = """a
 b"""
@@ -49,6 +49,14 @@ b"""
         """Run."""
 
 
+class Wrong(ValueError):
+    """Wrong."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+
+
+UNIT = "ms"
 TABLE = {"a": "one", "b": "two", "c": "three", "d": "four", "e": "five", "f": "six", "g": "seven"}
 
 
@@ -57,7 +65,8 @@ class Keys(BaseModel):
 
     size: float = Field(10.0, gt=0, description="How large.")
     wanted: int = Field(gt=0, description="Has to be given.")
-    section: Options = Field(Options(1), description="A section.")
+    section: Options = Field(Options(1, 2), description="A section.")
+    taken: int = Field(3, description=f"In {UNIT}.")
 
 
 @overload
@@ -71,7 +80,7 @@ def twice(value):
 
 CONF = f"""
 import sys
-sys.path.insert(0, {str(EXTENSIONS)!r})
+sys.path[:0] = [{str(EXTENSIONS)!r}, __file__.rpartition("/")[0]]
 extensions = ["myst_parser", "autodoc2", "api_renderer"]
 autodoc2_packages = [{{"path": "../sample.py", "auto_mode": False}}]
 autodoc2_render_plugin = "api_renderer.Renderer"
@@ -87,6 +96,9 @@ PAGE = """# API
 ```
 
 ```{autodoc2-object} sample.Options
+```
+
+```{autodoc2-object} sample.Wrong
 ```
 
 ```{autodoc2-object} sample.TABLE
@@ -135,6 +147,9 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         "wanted: int",
         "Has to be given.",
         "section: Options",
+        "taken: int = 3",
+        "In ms.",
+        "exception sample.Wrong(why: str)",
         "sample.TABLE = …",
         r"lines: str = 'a\nb'",
         "run(how: Literal['x'], limit: int = -1, *, mode: Mode = Mode.FAST) -> None",
@@ -146,6 +161,11 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def test_a_signature_is_the_source_s(lines: list[str], shown: str) -> None:
     """Each line is what a reader would write; autodoc2 alone gets most of them wrong."""
     assert shown in lines
+
+
+def test_a_constructor_without_words_has_none(lines: list[str]) -> None:
+    """autodoc2 alone takes those of `object`."""
+    assert not [line for line in lines if "Initialize self" in line or "Initialization" in line]
 
 
 def test_the_implementation_of_overloads_is_not_shown(lines: list[str]) -> None:

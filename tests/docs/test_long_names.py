@@ -19,7 +19,10 @@ from long_names import with_places
         ('<span class="pre">max_tokens</span>', '<span class="pre">max_tokens</span>'),
         ("<p>Words of a sentence about a/b and so on.</p>", "<p>Words of a sentence about a/b and so on.</p>"),
         ('<a href="../reference/api/config.html">API</a>', '<a href="../reference/api/config.html">API</a>'),
-        ("<pre>\n<span>kv_cache_management_mode</span>\n</pre>", "<pre>\n<span>kv_cache_management_mode</span>\n</pre>"),
+        (
+            "<pre>\n<span>kv_cache_management_mode</span>\n</pre>",
+            "<pre>\n<span>kv_cache_management_mode</span>\n</pre>",
+        ),
     ],
     ids=["key", "class", "file", "title", "short", "sentence", "link", "listing"],
 )

@@ -11,7 +11,9 @@ from support.batches import prompts, recipe
 from support.table_model import table_model
 
 from reference_impl.conformance.table_model import SHAPE, chain
+from reference_impl.generation.megatron.drivers import OWN_ZMQ_CONTEXT
 from reference_impl.platforms import cpu
+from reference_impl.platforms.megatron_import import COMPILER
 from reference_impl.platforms.seams import Seam, install
 
 SPEED = [seam for seam in cpu.SEAMS if seam.speed]
@@ -73,7 +75,7 @@ def test_upstream_still_needs(seam, without):
     pytest.fail(f"seam {seam.name}: the engine runs without it; upstream no longer needs it")
 
 
-@pytest.mark.parametrize("seam", cpu.SEAMS, ids=lambda seam: seam.name)
+@pytest.mark.parametrize("seam", [*cpu.SEAMS, COMPILER, OWN_ZMQ_CONTEXT], ids=lambda seam: seam.name)
 def test_the_line_that_needs_it_is_still_there(seam):
     """`Seam.upstream` names a module and a line of it."""
     module, _, line = seam.upstream.partition(": ")

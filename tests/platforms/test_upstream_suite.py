@@ -161,11 +161,12 @@ def test_the_record_adds_up_and_comes_back(tmp_path):
 
 def test_every_number_of_the_tables_is_bound():
     """Each value's expression gives the text beside it."""
-    suite = Record(
-        "2026-01-02", "x, 2 cores", "0.19.2", "2.14", {"a.py": {"passed": 7, "CUDA graphs": 1, "FlashInfer": 2}}
-    )
+    files = {"a.py": {"passed": 7, "CUDA graphs": 1, "FlashInfer": 2}, "b.py": {"passed": 1, "failed": 3}}
+    suite = Record("2026-01-02", "x, 2 cores", "0.19.2", "2.14", files)
     values = re.findall(r"\{value\}`([^<]+) <(.+?)>`", section(suite))
-    assert len(values) == 11  # four of the run, three sums, the count of a file and its reasons, two reasons of all
+    # Four of the run, three sums, what passed in each file and what did not, two reasons of all.
+    assert len(values) == 13
+    assert "| b.py | {value}`1 <suite.passed('b.py')>` | failed {value}`3 <suite.failed('b.py')>` |" in section(suite)
     assert suite.why("a.py") == "FlashInfer 2, CUDA graphs 1"
     for shown, expression in values:
         assert str(eval(expression, {"suite": suite})) == shown
